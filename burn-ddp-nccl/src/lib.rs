@@ -1,0 +1,1 @@
+//! NCCL communicator for `burn-ddp`.

@@ -1,0 +1,3 @@
+//! Starts one process per rank.
+
+fn main() {}

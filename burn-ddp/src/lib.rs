@@ -1,0 +1,11 @@
+//! Data-parallel training for Burn.
+
+pub mod deadline;
+pub mod dtype;
+pub mod error;
+pub mod rank;
+pub mod store;
+pub mod transport;
+
+pub use error::{Error, ErrorKind, Result};
+pub use rank::{Rank, RankInfo};

@@ -1,0 +1,51 @@
+//! Frames between two ranks, and nothing about what they mean.
+//!
+//! The seam exists because the collectives are the same over any wire: loopback in tests, TCP between hosts,
+//! shared memory inside one. What every wire owes them is fixed here. A frame carries a [`Header`] that says
+//! which operation it belongs to, and the receiver says which header it expects: disagreement between ranks
+//! is found by the first frame, before a byte of it could be taken for data. Every wait has a deadline, and
+//! every wait ends early when [`Liveness`] learns that the group is lost.
+
+use crate::deadline::Deadline;
+use crate::error::Result;
+use crate::rank::Rank;
+
+mod frame;
+mod liveness;
+
+pub use frame::{Header, OpKind};
+pub use liveness::{Liveness, PeerState};
+
+/// A wire between this rank and each of its peers. Frames between two ranks arrive in order.
+pub trait Transport: Send + 'static {
+    /// This process.
+    fn rank(&self) -> Rank;
+
+    /// Number of processes.
+    fn world_size(&self) -> usize;
+
+    /// Sends one frame to `to`; returns when the bytes may be reused.
+    fn send(&mut self, to: Rank, header: &Header, body: &[u8], deadline: Deadline) -> Result<()>;
+
+    /// Receives the next frame of `from`, which must have the header `expect`, into `body`, whose length is
+    /// `expect.body` bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mismatch`](crate::error::ErrorKind::Mismatch) naming both operations when the header is
+    /// another one, `Timeout`, `PeerLost`, or the cause for which the group was aborted.
+    fn recv(&mut self, from: Rank, expect: &Header, body: &mut [u8], deadline: Deadline) -> Result<()>;
+
+    /// [`send`](Transport::send) and [`recv`](Transport::recv) at the same time (full duplex), to and from the
+    /// same peer or two different ones, so that a ring or pair of ranks that all send first cannot block.
+    #[allow(clippy::too_many_arguments, reason = "one frame out, one frame in")]
+    fn send_recv(
+        &mut self,
+        to: Rank,
+        header: &Header,
+        body: &[u8],
+        from: Rank,
+        expect: &Header,
+        into: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<()>;
+}
