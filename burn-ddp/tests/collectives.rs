@@ -347,13 +347,14 @@ fn two_hundred_all_reduces_in_a_row() {
 }
 
 type Call = fn(&mut Collectives) -> Result<()>;
+type Named = (&'static str, Call);
 
 fn sum(ranks: &mut Collectives, dtype: DType, op: ReduceOp, count: usize) -> Result<()> {
     ranks.all_reduce(dtype, op, Buffer::zeroed(count * dtype.size()).bytes_mut())
 }
 
 /// Calls that do not match each other, with the words that name each.
-const CALLS: [(&str, Call); 14] = [
+const CALLS: [Named; 14] = [
     ("all_reduce #1 (sum, 6 x f32)", |ranks| sum(ranks, DType::F32, ReduceOp::Sum, 6)),
     ("all_reduce #1 (sum, 5 x f32)", |ranks| sum(ranks, DType::F32, ReduceOp::Sum, 5)),
     ("all_reduce #1 (sum, 0 x f32)", |ranks| sum(ranks, DType::F32, ReduceOp::Sum, 0)),
@@ -391,18 +392,22 @@ fn disagreement(wires: Wires, world: usize, zero: Call, others: Call) -> Vec<Err
         }
         first
     });
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    // Two ranks tell each other; a third may have to wait for the wire's grace time.
+    let limit = Duration::from_secs(if world == 2 { 1 } else { 5 });
+    assert!(began.elapsed() < limit, "{:?}", began.elapsed());
     outcomes.into_iter().map(|outcome| outcome.expect_err("a call that matches no other")).collect()
 }
 
-fn pairs() -> impl Iterator<Item = ((&'static str, Call), (&'static str, Call))> {
-    (0..CALLS.len())
-        .flat_map(|a| (0..CALLS.len()).filter(move |b| *b != a).map(move |b| (CALLS[a], CALLS[b])))
+/// All ordered pairs of different ones of `calls`.
+fn pairs(calls: Vec<Named>) -> Vec<(Named, Named)> {
+    let different =
+        |call: Named| calls.iter().filter(move |other| other.0 != call.0).map(move |other| (call, *other));
+    calls.iter().copied().flat_map(different).collect()
 }
 
 #[test]
 fn two_ranks_in_different_operations_are_both_told_of_both() {
-    for ((name, call), (other_name, other_call)) in pairs() {
+    for ((name, call), (other_name, other_call)) in pairs(CALLS.to_vec()) {
         for error in disagreement(over_loopback, 2, call, other_call) {
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
             for name in [name, other_name] {
@@ -414,7 +419,10 @@ fn two_ranks_in_different_operations_are_both_told_of_both() {
 
 #[test]
 fn one_of_three_ranks_in_another_operation_is_an_error_on_all() {
-    for ((name, call), (other_name, other_call)) in pairs() {
+    // One call of each kind: what a rank sees of a peer that has left takes the wire's grace time.
+    let mut calls = CALLS.to_vec();
+    calls.dedup_by_key(|(name, _)| name.split(' ').next());
+    for ((name, call), (other_name, other_call)) in pairs(calls) {
         let errors = disagreement(over_loopback, 3, call, other_call);
         // Who meets the odd rank first is told of both calls; the last may only see the others leave.
         let told = errors.iter().filter(|error| error.kind() == ErrorKind::Mismatch).count();
