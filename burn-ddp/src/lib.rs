@@ -1,6 +1,7 @@
 //! Data-parallel training for Burn.
 
 pub mod bucket;
+pub mod collective;
 pub mod deadline;
 pub mod dtype;
 pub mod error;
