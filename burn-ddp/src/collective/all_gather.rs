@@ -17,7 +17,7 @@ impl Collectives {
         let count = elements("the input of all_gather", dtype, input)?;
         expect_length("the output of all_gather", output.len(), input.len() * self.world_size())?;
         let header = self.header(OpKind::AllGather, dtype, count);
-        self.operation(header, |exchange, _| gather(exchange, 0, input, output))
+        self.operation(header, |exchange, _| gather(exchange, input, output))
     }
 
     /// All ranks' `input` in rank order; lengths may differ from rank to rank.
@@ -32,7 +32,7 @@ impl Collectives {
         self.operation(header, |exchange, _| {
             let mut lengths = vec![0u64; world_size];
             let own = input.len() as u64;
-            gather(exchange, 0, bytemuck::bytes_of(&own), bytemuck::cast_slice_mut(&mut lengths))?;
+            gather(exchange, bytemuck::bytes_of(&own), bytemuck::cast_slice_mut(&mut lengths))?;
             let mut gathered = lengths.into_iter().enumerate().map(room).collect::<Result<Vec<Vec<u8>>>>()?;
             gathered[exchange.rank().0].copy_from_slice(input);
             for (to, from) in exchange.rounds() {
@@ -43,11 +43,12 @@ impl Collectives {
     }
 }
 
-fn gather(exchange: &mut Exchange<'_>, phase: u8, input: &[u8], output: &mut [u8]) -> Result<()> {
+/// Phase 0: everybody's `input`, which is as long on all ranks.
+fn gather(exchange: &mut Exchange<'_>, input: &[u8], output: &mut [u8]) -> Result<()> {
     let place = |rank: usize| rank * input.len()..(rank + 1) * input.len();
     output[place(exchange.rank().0)].copy_from_slice(input);
     for (to, from) in exchange.rounds() {
-        exchange.swap(phase, (to, from), input, &mut output[place(from.0)])?;
+        exchange.swap(0, (to, from), input, &mut output[place(from.0)])?;
     }
     Ok(())
 }
