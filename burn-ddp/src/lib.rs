@@ -4,6 +4,7 @@ pub mod deadline;
 pub mod dtype;
 pub mod error;
 pub mod rank;
+pub mod rendezvous;
 pub mod store;
 pub mod transport;
 

@@ -12,9 +12,11 @@ use crate::rank::Rank;
 
 mod frame;
 mod liveness;
+mod peer;
 
 pub use frame::{Header, OpKind};
 pub use liveness::{Liveness, PeerState};
+pub use peer::PeerInfo;
 
 /// A wire between this rank and each of its peers. Frames between two ranks arrive in order.
 pub trait Transport: Send + 'static {
