@@ -7,6 +7,7 @@ pub mod dtype;
 pub mod error;
 pub mod options;
 pub mod rank;
+pub mod rendezvous;
 pub mod store;
 pub mod transport;
 
