@@ -1,5 +1,6 @@
 //! Data-parallel training for Burn.
 
+pub mod control;
 pub mod deadline;
 pub mod dtype;
 pub mod error;
