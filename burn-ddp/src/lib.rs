@@ -2,6 +2,7 @@
 
 pub mod bucket;
 pub mod collective;
+pub mod control;
 pub mod deadline;
 pub mod dtype;
 pub mod error;

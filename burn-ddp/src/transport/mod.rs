@@ -18,6 +18,8 @@ pub use frame::{Header, OpKind};
 pub use liveness::{Liveness, PeerState};
 pub use loopback::{LoopbackTransport, loopback};
 mod peer;
+pub(crate) mod poll;
+pub mod tcp;
 pub use peer::PeerInfo;
 
 /// A wire between this rank and each of its peers. Frames between two ranks arrive in order.
