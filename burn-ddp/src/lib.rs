@@ -3,6 +3,8 @@
 pub mod bucket;
 pub mod collective;
 pub mod control;
+#[cfg(feature = "burn")]
+pub mod backend;
 pub mod deadline;
 pub mod dtype;
 pub mod error;
@@ -26,6 +28,7 @@ mod reducer;
 pub mod replica;
 
 pub use dtype::{DType, ReduceOp};
+pub use backend::Ddp;
 pub use error::{Error, ErrorKind, Result};
 pub use options::GroupOptions;
 pub use rank::{Rank, RankInfo};
