@@ -3,6 +3,8 @@
 pub mod deadline;
 pub mod dtype;
 pub mod error;
+#[cfg(feature = "launcher")]
+pub mod launch;
 pub mod rank;
 pub mod store;
 pub mod transport;
