@@ -9,6 +9,8 @@ pub mod deadline;
 pub mod dtype;
 pub mod error;
 pub mod options;
+#[cfg(feature = "launcher")]
+pub mod launch;
 pub mod rank;
 pub mod rendezvous;
 pub mod store;
