@@ -27,7 +27,7 @@ pub trait Store: Send + Sync {
     /// The value of `key`, waiting up to `timeout` until somebody sets it. A zero timeout only looks.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`](crate::error::ErrorKind::Timeout) naming the key when nobody did.
+    /// [`ErrorKind::Timeout`] naming the key when nobody did.
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
     /// Adds `delta` to the counter `key`, which starts at 0, and returns the new value. Counters and values

@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::link::{Link, Obstacle};
-use super::protocol::{Request, Response};
+use super::protocol::{Request, Response, encode};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
@@ -122,13 +122,14 @@ impl Client {
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }
+        let request = encode(request, value.len())?;
         let deadline = Deadline::after(wait.saturating_add(ANSWER_LIMIT));
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let link = match idle {
             Some(link) => Ok(link),
             None => Link::open(self.server, &self.hello, deadline),
         };
-        let answered = link.and_then(|mut link| link.call(request, value, deadline).map(|got| (link, got)));
+        let answered = link.and_then(|mut link| link.call(&request, value, deadline).map(|got| (link, got)));
         match answered {
             Ok((link, answer)) => {
                 self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(link);

@@ -19,7 +19,7 @@ pub(super) enum Obstacle {
     Silent(Duration),
     /// Something else is at the other end.
     Foreign(Malformed),
-    /// The store itself says no, or the request cannot be sent.
+    /// The store itself says no, or the hello cannot be encoded.
     Refused(Error),
 }
 
@@ -55,7 +55,8 @@ impl Link {
         };
         let stream = connect().map_err(|error| waited(error, deadline))?;
         let mut link = Self { stream, incoming: FrameBuffer::default() };
-        match link.call(hello, &[], deadline)? {
+        let hello = encode(hello, 0).map_err(Obstacle::Refused)?;
+        match link.call(&hello, &[], deadline)? {
             (Response::Done, _) => Ok(link),
             _ => Err(Obstacle::Foreign(Malformed::Undecodable)),
         }
@@ -66,15 +67,15 @@ impl Link {
         self.stream.local_addr()
     }
 
-    /// Sends `request` with `value` and returns the answer. After an error the link is of no further use.
+    /// Sends the encoded `request` with `value` and returns the answer. After an error the link is of no
+    /// further use.
     pub(super) fn call(
         &mut self,
-        request: &Request,
+        request: &[u8],
         value: &[u8],
         deadline: Deadline,
     ) -> Result<(Response, Vec<u8>), Obstacle> {
-        let head = encode(request, value.len()).map_err(Obstacle::Refused)?;
-        let sent = self.send(&head, deadline).and_then(|()| self.send(value, deadline));
+        let sent = self.send(request, deadline).and_then(|()| self.send(value, deadline));
         // A server that has ended says so before it closes, and what it said can still be read.
         let (response, value) = match (self.receive(deadline), sent) {
             (Ok(answer), _) => answer,

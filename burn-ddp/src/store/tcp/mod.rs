@@ -28,7 +28,7 @@ use server::Server;
 
 /// A client of the store of rank 0, and on rank 0 its server as well. Calls from several threads do not wait
 /// for each other. When rank 0 drops its own, calls of all others fail with
-/// [`ErrorKind::PeerFinished`](crate::error::ErrorKind::PeerFinished).
+/// [`ErrorKind::PeerFinished`].
 pub struct TcpStore {
     client: Client,
     // Held for its drop, which ends the serving thread.

@@ -25,6 +25,12 @@ fn serve() -> (TcpStore, u16) {
     (store, port)
 }
 
+/// A port that nobody listens on. No other test uses this address, so none can take the port meanwhile.
+fn free(host: &str, rank: usize) -> RankInfo {
+    let port = TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port();
+    RankInfo { master: Some((host.into(), port)), ..info(rank, port) }
+}
+
 fn refused<T>(result: Result<T>, kind: ErrorKind, words: &[&str]) {
     let error = result.map(drop).expect_err("must be refused");
     assert_eq!(error.kind(), kind, "{error}");
@@ -161,20 +167,21 @@ fn a_port_of_another_program_is_named_within_seconds() {
 
 #[test]
 fn an_unreachable_rank_0_is_named_with_the_limit() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let words = [&free.to_string(), "within 0.3 s", "MASTER_ADDR", "rank 1"];
+    let one = free("127.0.0.3", 1);
+    let words = ["127.0.0.3:", "within 0.3 s", "MASTER_ADDR", "rank 1"];
     let limit = Duration::from_millis(300);
-    refused(TcpStore::from_rank_info(&info(1, free.port()), limit), ErrorKind::Timeout, &words);
+    refused(TcpStore::from_rank_info(&one, limit), ErrorKind::Timeout, &words);
     let nowhere = RankInfo { master: None, ..info(1, 1) };
     refused(TcpStore::from_rank_info(&nowhere, limit), ErrorKind::Config, &["MASTER_ADDR"]);
 }
 
 #[test]
 fn rank_0_may_come_last() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let info = free("127.0.0.4", 1);
     std::thread::scope(|scope| {
-        let one = scope.spawn(|| TcpStore::from_rank_info(&info(1, free.port()), LONG));
-        let zero = TcpStore::from_rank_info(&info(0, free.port()), LONG).unwrap();
+        let one = scope.spawn(|| TcpStore::from_rank_info(&info, LONG));
+        let zero = RankInfo { rank: Rank(0), ..info.clone() };
+        let zero = TcpStore::from_rank_info(&zero, LONG).unwrap();
         let one = one.join().unwrap().unwrap();
         zero.set("key", b"value").unwrap();
         assert_eq!(one.get("key", LONG).unwrap(), b"value");
