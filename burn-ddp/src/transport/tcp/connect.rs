@@ -6,14 +6,15 @@
 //! another.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind as IoErrorKind, Read, Write};
+use std::io::{ErrorKind as IoErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::hello::{Heard, LONGEST_GROUP, Purpose, acknowledgement, hear, hello};
+use super::call::{Call, Caller, Outcome};
+use super::hello::{LONGEST_GROUP, Purpose, acknowledgement, hello};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
@@ -99,29 +100,6 @@ impl Listener {
         Meeting { me, group, peers, listener: self.0, mesh, callers: VecDeque::new(), calls: Vec::new() }
             .run(deadline)
     }
-}
-
-/// A connection that somebody opened to this rank and has not yet explained.
-struct Caller {
-    stream: TcpStream,
-    said: Vec<u8>,
-}
-
-/// A connection that this rank opens.
-struct Call {
-    peer: Rank,
-    purpose: Purpose,
-    stream: TcpStream,
-    /// What is left to say.
-    hello: Vec<u8>,
-    answer: Vec<u8>,
-}
-
-/// What became of a connection.
-enum Outcome {
-    Waits,
-    Stays(Rank, Purpose),
-    Closes,
 }
 
 struct Meeting<'a> {
@@ -283,66 +261,6 @@ impl Meeting<'_> {
             ),
         )
     }
-}
-
-impl Caller {
-    fn listen(&mut self, group: &str) -> Outcome {
-        loop {
-            let lacks = match hear(&self.said, group) {
-                Heard::Lacks(bytes) => bytes,
-                Heard::Foreign => return Outcome::Closes,
-                Heard::Member(rank, purpose) => return Outcome::Stays(rank, purpose),
-            };
-            match take(&self.stream, &mut self.said, lacks) {
-                Ok(0) => return Outcome::Closes,
-                Ok(_) => {}
-                Err(error) if later(error.kind()) => return Outcome::Waits,
-                Err(_) => return Outcome::Closes,
-            }
-        }
-    }
-}
-
-impl Call {
-    fn advance(&mut self) -> std::io::Result<Outcome> {
-        if let Some(error) = self.stream.take_error()? {
-            return Err(error);
-        }
-        while !self.hello.is_empty() {
-            match (&self.stream).write(&self.hello) {
-                Ok(sent) => drop(self.hello.drain(..sent)),
-                Err(error) if later(error.kind()) => return Ok(Outcome::Waits),
-                Err(error) => return Err(error),
-            }
-        }
-        let expected = acknowledgement(self.peer);
-        loop {
-            if self.answer.len() == expected.len() {
-                let right = self.answer == expected;
-                return Ok(if right { Outcome::Stays(self.peer, self.purpose) } else { Outcome::Closes });
-            }
-            let lacks = expected.len() - self.answer.len();
-            match take(&self.stream, &mut self.answer, lacks) {
-                Ok(0) => return Ok(Outcome::Closes),
-                Ok(_) => {}
-                Err(error) if later(error.kind()) => return Ok(Outcome::Waits),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-/// Reads at most `most` bytes, so that what follows on the connection stays there.
-fn take(mut stream: &TcpStream, into: &mut Vec<u8>, most: usize) -> std::io::Result<usize> {
-    let mut bytes = vec![0; most];
-    let count = stream.read(&mut bytes)?;
-    into.extend_from_slice(&bytes[..count]);
-    Ok(count)
-}
-
-/// Errors that only say that nothing could be moved now.
-fn later(kind: IoErrorKind) -> bool {
-    matches!(kind, IoErrorKind::WouldBlock | IoErrorKind::Interrupted)
 }
 
 /// Errors of `accept` that concern only the connection that was about to be accepted.

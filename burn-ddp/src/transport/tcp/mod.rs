@@ -5,6 +5,7 @@
 //! the same loop is what makes a ring of ranks that all send first run at any size, and the wake is what ends
 //! a wait within a moment of the group being given up.
 
+mod call;
 mod connect;
 mod hello;
 mod stream;

@@ -128,9 +128,10 @@ fn a_mismatch_names_both_operations_and_leaves_the_buffer_alone() {
         // What is left on the connection is no frame, so nothing is read any more.
         let again = wire.send(peer, &header, &[1; 1000], soon()).unwrap_err();
         assert_eq!(again.to_string(), error.to_string());
-        error
+        // Keeps the connection open until the other side has seen its own error.
+        (wire, error)
     });
-    for error in errors {
+    for (_wire, error) in errors {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         for name in ["all_reduce #5", "broadcast #5", "rank 0", "rank 1"] {
             assert!(error.to_string().contains(name), "{error} lacks {name}");
