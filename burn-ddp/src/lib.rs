@@ -1,40 +1,87 @@
-//! Data-parallel training for Burn.
+//! Data-parallel training for Burn: the program that trains on one device trains on many.
+//!
+//! Each process drives one device and trains a replica of the model on its share of every global batch; gradients
+//! are averaged over all processes before the optimizer sees them, and N processes give the numbers of one.
+//!
+//! ```no_run
+//! use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+//! use burn_ddp::{Ddp, ProcessGroup, Replica, ReplicaOptions};
+//! # use burn::module::{AutodiffModule, Module};
+//! # use burn::nn::{Linear, LinearConfig};
+//! # use burn::tensor::{Tensor, backend::AutodiffBackend};
+//! # type Device<B> = <B as burn::tensor::backend::BackendTypes>::Device;
+//! # fn batch<B: AutodiffBackend>(_rank: usize, _world_size: usize) -> Tensor<B, 2> { unimplemented!() }
+//! # fn train<B: AutodiffBackend>(device: Device<B>) -> burn_ddp::Result<()> {
+//! // `B` is `Autodiff<Ddp<Flex>>` where it was `Autodiff<Flex>`.
+//! # let model = LinearConfig::new(2, 1).init::<B>(&device);
+//! let group = ProcessGroup::from_env(&device)?;
+//! let (mut model, mut replica) = Replica::new(model, &group, ReplicaOptions::new())?;
+//! let mut optimizer = AdamWConfig::new().init();
+//! for _ in 0..100 {
+//!     let loss = model.forward(batch::<B>(group.rank().0, group.world_size())).mean();
+//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
+//!     let reduced = replica.reduce(&model, grads)?;
+//!     model = optimizer.step(1e-3, model, reduced.grads);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Design
+//!
+//! A stack of floors, each calling only those below it, results travelling as return values:
+//! [`error`], [`rank`], [`deadline`], [`dtype`], [`options`] < [`store`], [`transport`], [`bucket`] <
+//! [`rendezvous`], [`control`], [`collective`] < [`communicator`] < [`process_group`] < [`replica`]. Below
+//! `communicator` no Burn type appears. [`backend`] (the decorator [`Ddp`]) and [`launch`] stand beside it.
+//!
+//! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, bitwise the plain
+//! loop. Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error
+//! that names it. And there is no global state, with one exception that Burn's hooks force (`backend::hook`).
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! | --- | --- | --- |
+//! | `burn` | yes | everything from `communicator` upward; without it no Burn crate is built |
+//! | `launcher` | yes | [`launch`] and the binary `burnrun` |
+//! | `overlap` | no | the backward hook of `Ddp`; it enables `burn-autodiff/distributed`, with which a bare `Autodiff<Flex>` is no `AutodiffBackend` any more |
+//! | `flex`, `ndarray`, `cuda`, `tch` | no | Burn's backends, passed through |
 
-pub mod bucket;
-pub mod collective;
-pub mod control;
 #[cfg(feature = "burn")]
 pub mod backend;
+pub mod bucket;
+pub mod collective;
+#[cfg(feature = "burn")]
+pub mod communicator;
+pub mod control;
 pub mod deadline;
 pub mod dtype;
 pub mod error;
-pub mod options;
 #[cfg(feature = "launcher")]
 pub mod launch;
-pub mod rank;
-pub mod rendezvous;
-pub mod store;
-pub mod transport;
-
-#[cfg(feature = "burn")]
-pub mod communicator;
 #[cfg(feature = "burn")]
 mod norm;
+pub mod options;
 #[cfg(feature = "burn")]
 mod parameters;
 #[cfg(feature = "burn")]
 pub mod process_group;
+pub mod rank;
 #[cfg(feature = "burn")]
 mod reducer;
+pub mod rendezvous;
 #[cfg(feature = "burn")]
 pub mod replica;
+pub mod store;
+pub mod transport;
 
 pub use dtype::{DType, ReduceOp};
-pub use backend::Ddp;
 pub use error::{Error, ErrorKind, Result};
 pub use options::GroupOptions;
 pub use rank::{Rank, RankInfo};
 
+#[cfg(feature = "burn")]
+pub use backend::Ddp;
 #[cfg(feature = "burn")]
 pub use process_group::{ProcessGroup, Work};
 #[cfg(feature = "burn")]

@@ -26,7 +26,8 @@ use crate::options::GroupOptions;
 use crate::rank::{Rank, RankInfo};
 use crate::rendezvous;
 use crate::store::{PrefixStore, Store, TcpStore};
-use crate::transport::{Listener, Liveness, PeerInfo, TcpTransport};
+use crate::transport::tcp::{Listener, TcpTransport};
+use crate::transport::{Liveness, PeerInfo};
 
 mod kind;
 mod stats;

@@ -1,7 +1,6 @@
 //! What a rank tells its peers about itself before they connect.
 
 use std::fmt;
-//! How one process of a group is found.
 use std::net::SocketAddr;
 
 use derive_new::new;
@@ -28,9 +27,3 @@ impl fmt::Display for PeerInfo {
         write!(f, "{} (pid {} on host {})", self.rank, self.pid, self.host)
     }
 }
-/// What a rank publishes of itself so that the others can connect to it and name it in messages.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, new)]
-    /// Position in the group.
-    /// Name of its host.
-    /// Process id on that host.
-    /// Where it listens.
