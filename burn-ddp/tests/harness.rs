@@ -137,10 +137,6 @@ fn reserve_port() -> Socket {
 }
 
 impl Ranks {
-    pub fn pid(&self, rank: usize) -> u32 {
-        self.children[rank].id()
-    }
-
     /// A file that the case of `rank` may create to say how far it is; see [`mark`].
     pub fn wait_for_mark(&self, rank: usize, mark: &str) {
         let path = self.folder.path().join(format!("{rank}.text.{mark}"));

@@ -1,1 +1,3 @@
+//! Process tests of the launcher.
+
 fn main() {}

@@ -8,7 +8,7 @@
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::record::{BinBytesRecorder, DoublePrecisionSettings, Recorder};
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::FloatTensorOps;
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::{Scalar, TensorMetadata};

@@ -18,7 +18,7 @@ pub(crate) fn soon() -> Deadline {
 fn listeners(world: usize, address: IpAddr) -> (Vec<Listener>, Vec<PeerInfo>) {
     let listeners: Vec<Listener> = (0..world).map(|_| Listener::bind(address).unwrap()).collect();
     let info = |(rank, listener): (usize, &Listener)| {
-        PeerInfo::new(Rank(rank), "here".into(), std::process::id(), listener.address().unwrap())
+        PeerInfo::new(Rank(rank), "here", std::process::id(), listener.address().unwrap())
     };
     let peers = listeners.iter().enumerate().map(info).collect();
     (listeners, peers)
