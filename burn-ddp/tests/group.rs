@@ -46,7 +46,7 @@ fn collectives() -> Result<String> {
 
     let whole: Vec<i64> = (0..7).map(|i| i + rank as i64).collect();
     let piece = group.reduce_scatter(ints(&whole), ReduceOp::Sum).wait()?;
-    let piece = piece.into_data().to_vec::<i64>().expect("ints");
+    let piece: Vec<i64> = piece.into_data().iter().collect();
     let offset: i64 = (0..size as i64).sum();
     let all: Vec<i64> = (0..7).map(|i| i * size as i64 + offset).collect();
     assert_eq!(piece, all[burn_ddp::collective::chunk(7, size, rank)]);
@@ -63,7 +63,7 @@ fn collectives() -> Result<String> {
     // Several at once, waited for in another order.
     let works: Vec<_> = (0..4).map(|i| group.all_reduce(ints(&[i, 1]), ReduceOp::Sum)).collect();
     for (i, work) in works.into_iter().enumerate().rev() {
-        let got = work.wait()?.into_data().to_vec::<i64>().expect("ints");
+        let got: Vec<i64> = work.wait()?.into_data().iter().collect();
         assert_eq!(got, [(i * size) as i64, size as i64]);
     }
     group.barrier()?;
@@ -95,7 +95,7 @@ fn split() -> Result<String> {
     let of_pair = pair.all_reduce(ints(&[rank as i64]), ReduceOp::Sum);
     let of_all = group.all_reduce(ints(&[rank as i64]), ReduceOp::Sum);
     let of_reversed = reversed.broadcast(ints(&[rank as i64]), Rank(0));
-    let value = |tensor: Tensor<B, 1, Int>| tensor.into_data().to_vec::<i64>().expect("ints")[0];
+    let value = |tensor: Tensor<B, 1, Int>| tensor.into_data().iter::<i64>().next().expect("one");
     assert_eq!(value(of_reversed.wait()?), 3);
     assert_eq!(value(of_all.wait()?), 6);
     assert_eq!(value(of_pair.wait()?), (rank as i64 / 2) * 4 + 1);

@@ -7,7 +7,7 @@
 //!
 //! A world of one has no thread and no socket: its collectives are their own result.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -92,6 +92,8 @@ impl<B: Backend> ProcessGroup<B> {
         if info.world_size == 1 {
             return Ok(Self::build("0".into(), info, options, device, None));
         }
+        // Before anybody is kept waiting for a rank that cannot come.
+        rendezvous::local_address(options.interface.as_deref(), Ipv4Addr::LOCALHOST.into())?;
         let store = TcpStore::from_rank_info(&info, options.rendezvous_timeout)?;
         let address = rendezvous::local_address(options.interface.as_deref(), store.local_addr().ip())?;
         let run = format!("{}.{}", info.run_id, info.restart_count);
