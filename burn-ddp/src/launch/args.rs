@@ -12,21 +12,22 @@ use super::Launcher;
 use super::options::{Options, Streams, Tty};
 use crate::error::{Error, Result};
 
-const AFTER_HELP: &str = "\
-Every flag can also be given as an environment variable: PET_NPROC_PER_NODE for --nproc-per-node, and so on.
+const ABOUT: &str = "Starts one process per rank and looks after them";
 
-Exit code: that of the rank that failed first, or 128 + signal. 2 for wrong usage, 127 when PROGRAM is not
+const AFTER_HELP: &str = "\
+Flags that torchrun has can also be given in the environment: PET_NPROC_PER_NODE for --nproc-per-node, and \
+so on.
+
+Exit code: that of the rank that failed first, or 128 + signal; 2 for wrong usage, 127 when PROGRAM is not \
 found, 126 when it cannot be executed.
 
 Examples:
   burnrun --nproc-per-node 2 ./train --steps 100
   burnrun --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --nproc-per-node 4 ./train";
 
-/// Starts one process per rank and looks after them.
-///
 /// The command line of `burnrun`, as typed; [`Args::launcher`] makes sense of it.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "burnrun", version, after_help = AFTER_HELP)]
+#[command(name = "burnrun", version, about = ABOUT, long_about = ABOUT, after_help = AFTER_HELP)]
 pub struct Args {
     /// Processes on this node: a number, or `auto` or `cpu` for one per CPU core
     #[arg(short = 'n', long, alias = "nproc_per_node", value_name = "N", default_value = "1")]
@@ -104,7 +105,7 @@ pub struct Args {
     monitor_interval: Option<f64>,
 
     /// Program to start and its arguments
-    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
@@ -268,8 +269,9 @@ mod tests {
         refused("--rdzv-backend c10d p", "static");
         refused("--standalone --master-port 1 p", "--standalone");
         refused("--standalone --nnodes 2 p", "--standalone");
-        refused("--grace -1 p", "--grace");
+        refused("--grace=-1 p", "--grace");
         refused("--redirects 4 p", "expected 0");
+        refused("--no-such-flag p", "--no-such-flag");
         refused("", "PROGRAM");
     }
 

@@ -132,10 +132,16 @@ impl Launcher {
     /// [`ErrorKind::Exit`](crate::ErrorKind::Exit) with the code to leave with when a rank failed, when the launch
     /// was stopped by a signal or when the program cannot be started; its message is the last words: who failed
     /// first, how, and its last lines. [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit
-    /// together; nothing was started then.
+    /// together, and for a rank that would launch itself again; nothing was started then.
     pub fn run(self) -> Result<()> {
         let options = self.options;
         options.check()?;
+        if options.program.is_none() && is_child() {
+            return Err(Error::config(
+                "this process is a rank already (RANK is set) and would start itself without end: ask \
+                 launch::is_child() before launching, or unset RANK",
+            ));
+        }
         let lookup = |name: &str| std::env::var(name).ok();
         let store = plan::store(&options, lookup)?;
         let port = port::Port::reserve(&store, options.node == 0)?;

@@ -58,10 +58,11 @@ impl Port {
     }
 }
 
-/// Says now what rank 0 would say later: that somebody else has the port. Everything else is left to rank 0.
+/// Says now what rank 0 would say later: that somebody else listens on the port. All else is left to rank 0.
+/// Binding is enough to know; listening, if only for a moment, could catch a rank of another node.
 fn check(host: &str, number: u16) -> Result<()> {
     for address in resolve(host, number) {
-        if let Err(error) = bind(address).and_then(|socket| socket.listen(1))
+        if let Err(error) = bind(address)
             && error.kind() == std::io::ErrorKind::AddrInUse
         {
             let message = format!(

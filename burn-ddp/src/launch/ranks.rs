@@ -30,6 +30,8 @@ pub(super) struct Ranks {
     pub writers: usize,
     console: Arc<Console>,
     notices: Option<Sender<String>>,
+    /// Notices kept back while rank 0 draws on the terminal.
+    held: Option<Vec<String>>,
     events: Sender<Event>,
     watch: Watch,
 }
@@ -44,6 +46,7 @@ impl Ranks {
             writers: 0,
             console: console.clone(),
             notices: Some(notices),
+            held: None,
             events,
             watch: Watch::start(),
         };
@@ -69,6 +72,7 @@ impl Ranks {
         });
         let files: Vec<_> = files.collect::<Result<_>>()?;
         self.announce(plan, logs.as_ref().map(Logs::directory), lent);
+        self.held = lent.then(Vec::new);
 
         for (child, [out_file, err_file]) in plan.children.iter().zip(files) {
             let stdin = routing.stdin(child);
@@ -121,14 +125,26 @@ impl Ranks {
     }
 
     /// Says something about the launch, without waiting until it is written.
-    pub fn notice(&self, line: String) {
-        if let Some(notices) = &self.notices {
-            let _ = notices.send(line);
+    pub fn notice(&mut self, line: String) {
+        match (&mut self.held, &self.notices) {
+            (Some(held), _) => held.push(line),
+            (None, Some(notices)) => {
+                let _ = notices.send(line);
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// The terminal is the launcher's again: says what was kept back.
+    pub fn release_notices(&mut self) {
+        for line in self.held.take().unwrap_or_default() {
+            self.notice(line);
         }
     }
 
     /// The last notice was given: lets their thread come to its end.
     pub fn no_more_notices(&mut self) {
+        self.release_notices();
         self.notices = None;
     }
 

@@ -126,8 +126,9 @@ impl Launch<'_> {
         }
     }
 
-    fn notice_running(&self, what: &str) {
-        self.ranks.running().for_each(|rank| self.ranks.notice(format!("{rank} {what}")));
+    fn notice_running(&mut self, what: &str) {
+        let lines: Vec<String> = self.ranks.running().map(|rank| format!("{rank} {what}")).collect();
+        lines.into_iter().for_each(|line| self.ranks.notice(line));
     }
 
     /// Asks all to end.
@@ -153,6 +154,7 @@ impl Launch<'_> {
             let had_terminal = self.ranks.started[index].tail.is_none();
             if had_terminal && let Some(terminal) = &mut self.terminal {
                 terminal.restore(matches!(end, End::Signal(_)));
+                self.ranks.release_notices();
             }
             match end {
                 End::Code(0) => {}
@@ -227,10 +229,12 @@ impl Launch<'_> {
             Phase::Killed(_) => Instant::now(),
             Phase::Ending(until) => until,
             Phase::Running | Phase::Reporting(_) => {
+                let mut lines = Vec::new();
                 for rank in self.ranks.left_behind() {
-                    self.ranks.notice(format!("{rank} left processes behind: ending them"));
                     rank.signal(Signal::TERM);
+                    lines.push(format!("{rank} left processes behind: ending them"));
                 }
+                lines.into_iter().for_each(|line| self.ranks.notice(line));
                 Instant::now() + self.options.grace
             }
         };
