@@ -1,6 +1,7 @@
 //! With no process group, `Ddp<B>` is `B` bit for bit.
 #![cfg(feature = "burn")]
 
+#[allow(dead_code, reason = "each test binary uses a part of this module")]
 mod training;
 
 use burn::backend::Autodiff;
@@ -12,9 +13,7 @@ use burn_ddp::Ddp;
 use burn_flex::Flex;
 use burn_ndarray::NdArray;
 
-use training::{Trace, exclusive, train};
-
-const STEPS: usize = 4;
+use training::{Trace, exclusive};
 
 /// Compiles only for what `Autodiff` accepts as differentiable.
 const fn differentiable<B: AutodiffBackend>() {}
@@ -30,6 +29,9 @@ const _: () = {
 #[cfg(not(feature = "overlap"))]
 mod trains_as {
     use super::*;
+    use crate::training::train;
+
+    const STEPS: usize = 4;
 
     fn check<Plain: AutodiffBackend, Decorated: AutodiffBackend>() {
         let _exclusive = exclusive();

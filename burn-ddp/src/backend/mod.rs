@@ -112,3 +112,15 @@ impl<B: Backend> Backend for Ddp<B> {
         B::device_count(type_id)
     }
 }
+
+/// The backends that this crate only passes through are built in no test: their drivers may be absent. What can be
+/// known without them is that they are differentiable when decorated.
+#[cfg(any(feature = "cuda", feature = "tch"))]
+const _: () = {
+    const fn differentiable<B: burn_backend::AutodiffBackend>() {}
+
+    #[cfg(feature = "cuda")]
+    differentiable::<burn::backend::Autodiff<Ddp<burn_cuda::Cuda>>>();
+    #[cfg(feature = "tch")]
+    differentiable::<burn::backend::Autodiff<Ddp<burn_tch::LibTorch>>>();
+};

@@ -48,7 +48,6 @@ impl Trace {
     }
 
     /// The values recorded under `label`, taken as `f32`.
-    #[allow(dead_code, reason = "each test binary compiles its own copy of this module")]
     pub fn floats(&self, label: &str) -> Vec<f32> {
         let found = self.0.iter().filter(|entry| entry.0 == label);
         found
