@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -35,6 +35,7 @@ pub(super) enum Stream {
 pub(super) struct Console {
     sinks: Mutex<[Option<OwnedFd>; 2]>,
     writing: AtomicUsize,
+    written: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -52,6 +53,7 @@ impl Console {
         Self {
             sinks: Mutex::new([Some(out), Some(err)]),
             writing: AtomicUsize::new(0),
+            written: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
     }
@@ -72,6 +74,7 @@ impl Console {
             );
         }
         drop(sinks);
+        self.written.fetch_add(lines.len() as u64, Ordering::SeqCst);
         self.writing.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -88,6 +91,11 @@ impl Console {
     /// Whether somebody writes, or waits to write, at this moment.
     pub fn is_writing(&self) -> bool {
         self.writing.load(Ordering::SeqCst) > 0
+    }
+
+    /// Bytes written so far.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::SeqCst)
     }
 
     /// Drops whatever is written from now on.

@@ -122,7 +122,7 @@ impl RankProcess {
 
     /// Whether processes remain in the group of a collected rank.
     pub fn left_behind(&self) -> bool {
-        // Orphans are the launcher's to collect where it is the first process of a container.
+        // Adopted ones are the launcher's to collect.
         while let Ok(Some(_)) = process::waitpgid(self.pid, WaitOptions::NOHANG) {}
         !matches!(test_kill_process_group(self.pid), Err(Errno::SRCH))
     }
@@ -142,16 +142,52 @@ impl fmt::Display for RankProcess {
     }
 }
 
+/// Makes the launcher, while it lives, the parent of what the ranks leave behind, so that it sees these end. The
+/// first process of a container often collects orphans late or never, and an uncollected one still counts as a
+/// member of its group.
+pub(super) struct Adoption {
+    #[cfg(target_os = "linux")]
+    before: bool,
+}
+
+impl Adoption {
+    #[cfg(target_os = "linux")]
+    pub fn begin() -> Self {
+        let before = process::child_subreaper().is_ok_and(|set| set.is_some());
+        // Without it, ending what is left behind takes longer, and is no worse otherwise.
+        let _ = process::set_child_subreaper(Some(process::getpid()));
+        Self { before }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub fn begin() -> Self {
+        Self {}
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Adoption {
+    fn drop(&mut self) {
+        if !self.before {
+            let _ = process::set_child_subreaper(None);
+        }
+    }
+}
+
 /// The shell's exit codes: 127 for what is not there, 126 for what cannot be executed.
 fn cannot_start(plan: &Plan, error: &std::io::Error) -> Error {
     let name = plan.program.to_string_lossy();
-    let here = !name.contains('/') && Path::new(&plan.program).exists();
+    let exists = Path::new(&plan.program).exists();
     match error.kind() {
-        IoErrorKind::NotFound if here => {
-            let message = format!("cannot start {name}: not found in PATH; did you mean ./{name}?");
-            Error::new(ErrorKind::Exit(127), message)
+        IoErrorKind::NotFound => {
+            let why = match (name.contains('/'), exists) {
+                (false, false) => "not found in PATH".into(),
+                (false, true) => format!("not found in PATH; did you mean ./{name}?"),
+                (true, false) => "there is no such file".into(),
+                (true, true) => "the file is there, but not the interpreter or loader that it names".into(),
+            };
+            Error::new(ErrorKind::Exit(127), format!("cannot start {name}: {why}"))
         }
-        IoErrorKind::NotFound => Error::new(ErrorKind::Exit(127), format!("cannot start {name}: {error}")),
         IoErrorKind::PermissionDenied => {
             Error::new(ErrorKind::Exit(126), format!("cannot start {name}: {error}; is it executable?"))
         }

@@ -28,7 +28,7 @@ pub(super) struct Ranks {
     pub started: Vec<Started>,
     /// Threads that have not yet reported [`Event::Quiet`].
     pub writers: usize,
-    console: Arc<Console>,
+    pub console: Arc<Console>,
     notices: Option<Sender<String>>,
     /// Notices kept back while rank 0 draws on the terminal.
     held: Option<Vec<String>>,
@@ -146,11 +146,6 @@ impl Ranks {
     pub fn no_more_notices(&mut self) {
         self.release_notices();
         self.notices = None;
-    }
-
-    /// Whether somebody waits for the console.
-    pub fn is_writing(&self) -> bool {
-        self.console.is_writing()
     }
 
     /// Those that have not ended.

@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2};
 
 use super::options::Options;
 use super::plan::Plan;
-use super::process::End;
+use super::process::{Adoption, End};
 use super::ranks::Ranks;
 use super::signals::{self, SignalEvents};
 use super::terminal::Terminal;
@@ -23,9 +23,11 @@ use crate::error::Result;
 const DEATH: Duration = Duration::from_secs(2);
 /// How long after the last rank its pipes may stay open, held by a process that left the rank's group.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
+/// The most that ended ranks can have left in one pipe, prefixes included; more comes from somebody alive.
+const LEFT_IN_PIPE: u64 = 2 << 20;
 /// `timeout` and some schedulers send the same signal twice at once; only a later one means impatience.
 const IMPATIENCE: Duration = Duration::from_millis(200);
-/// Nobody tells when an orphan of a rank ends, so their groups are looked at this often.
+/// Not every system tells when an orphan of a rank ends, so their groups are looked at this often.
 const ORPHANS: Duration = Duration::from_millis(20);
 
 /// What the loop wakes up for.
@@ -54,6 +56,7 @@ enum Phase {
 pub(super) fn run(options: &Options, plan: &Plan) -> Result<()> {
     let (sender, events) = mpsc::channel();
     let _signals = SignalEvents::watch(sender.clone())?;
+    let _adoption = Adoption::begin();
     let terminal = Terminal::lend(options.tty)?;
     let ranks = Ranks::new(sender)?;
     let mut launch =
@@ -267,13 +270,14 @@ impl Launch<'_> {
     /// is not waited for; a console that is slow to read is.
     fn drain(&mut self) {
         self.ranks.no_more_notices();
+        let most = self.ranks.console.written() + LEFT_IN_PIPE * self.ranks.writers as u64;
         let mut until = Instant::now() + LAST_OUTPUT;
         while self.ranks.writers > 0 {
             if self.impatient(until) {
                 break;
             }
             if Instant::now() >= until {
-                if !self.ranks.is_writing() {
+                if !self.ranks.console.is_writing() || self.ranks.console.written() > most {
                     break;
                 }
                 until = Instant::now() + LAST_OUTPUT / 10;
