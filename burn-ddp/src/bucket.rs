@@ -1,0 +1,207 @@
+//! Which parameters travel together.
+//!
+//! Pure: a plan is a function of the parameters' specifications, so it is equal on all ranks once these have
+//! been compared, and it can be printed and tested without a model. Gradients of late layers are ready first,
+//! hence reverse visit order; a small first bucket starts communication early.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::DType;
+use crate::error::{Error, ErrorKind};
+
+/// Default largest bucket (PyTorch DDP's `bucket_cap_mb`).
+pub const BUCKET_BYTES: usize = 25 << 20;
+/// Default largest first bucket.
+pub const FIRST_BUCKET_BYTES: usize = 1 << 20;
+
+/// What part a parameter plays in training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ParamRole {
+    /// Float, trained: has a gradient.
+    Trained,
+    /// Float, but gradients are off.
+    Frozen,
+    /// Running statistics of a normalization layer: never a gradient.
+    RunningState,
+    /// Integer or boolean data of the model.
+    Constant,
+}
+
+/// What all ranks must agree on for one parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParamSpec {
+    /// Names of the modules down to it, joined by dots.
+    pub path: String,
+    /// Sizes of all dimensions.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub dtype: DType,
+    /// Its part in training.
+    pub role: ParamRole,
+}
+
+impl ParamSpec {
+    /// Bytes of its elements.
+    pub fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+}
+
+impl fmt::Display for ParamSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` {:?} {}", self.path, self.shape, self.dtype)?;
+        match self.role {
+            ParamRole::Trained => Ok(()),
+            ParamRole::Frozen => f.write_str(" (frozen)"),
+            ParamRole::RunningState => f.write_str(" (running state)"),
+            ParamRole::Constant => f.write_str(" (constant)"),
+        }
+    }
+}
+
+/// The first difference between the parameters of all ranks, as an error that names path and ranks.
+/// `ranks[r]` are rank r's; `None` when all are equal.
+pub fn first_difference(ranks: &[Vec<ParamSpec>]) -> Option<Error> {
+    let (zero, others) = ranks.split_first()?;
+    others.iter().enumerate().find_map(|(index, specs)| {
+        let rank = index + 1;
+        let position = (0..zero.len().max(specs.len())).find(|i| zero.get(*i) != specs.get(*i))?;
+        let (first, other) = (zero.get(position), specs.get(position));
+        let what = match (first, other) {
+            (Some(a), Some(b)) => format!("parameter {position} is {a} on rank 0 and {b} on rank {rank}"),
+            (Some(a), None) => format!("parameter {position}, {a} on rank 0, does not exist on rank {rank}"),
+            (None, Some(b)) => format!("parameter {position}, {b} on rank {rank}, does not exist on rank 0"),
+            (None, None) => return None,
+        };
+        Some(Error::new(
+            ErrorKind::Mismatch,
+            format!(
+                "models differ: {what} ({} parameters on rank 0, {} on rank {rank}); \
+                 build the same model on every rank",
+                zero.len(),
+                specs.len()
+            ),
+        ))
+    })
+}
+
+/// Parameters that are reduced by one collective.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Element type of all of them.
+    pub dtype: DType,
+    /// Their indices in the list that the plan was made of, in wire order.
+    pub params: Vec<usize>,
+    /// Bytes of all of them.
+    pub bytes: usize,
+}
+
+/// Buckets in the order in which they are reduced.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BucketPlan {
+    /// The buckets.
+    pub buckets: Vec<Bucket>,
+}
+
+impl BucketPlan {
+    /// Packs the parameters `indices` of `specs` in the given order: a bucket holds one dtype and at most `cap`
+    /// bytes (the first at most `first_cap`), or a single parameter that is larger.
+    pub fn new(
+        specs: &[ParamSpec],
+        indices: impl IntoIterator<Item = usize>,
+        first_cap: usize,
+        cap: usize,
+    ) -> Self {
+        let mut buckets: Vec<Bucket> = Vec::new();
+        for index in indices {
+            let (dtype, bytes) = (specs[index].dtype, specs[index].bytes());
+            let limit = if buckets.len() <= 1 { first_cap } else { cap };
+            match buckets.last_mut() {
+                Some(bucket) if bucket.dtype == dtype && bucket.bytes + bytes <= limit => {
+                    bucket.params.push(index);
+                    bucket.bytes += bytes;
+                }
+                _ => buckets.push(Bucket { dtype, params: vec![index], bytes }),
+            }
+        }
+        Self { buckets }
+    }
+
+    /// The plan for gradients: trained parameters in reverse visit order. `cap` sets all buckets; without it
+    /// the first is [`FIRST_BUCKET_BYTES`] and the others [`BUCKET_BYTES`].
+    pub fn for_gradients(specs: &[ParamSpec], cap: Option<usize>) -> Self {
+        let trained = (0..specs.len()).rev().filter(|i| specs[*i].role == ParamRole::Trained);
+        Self::new(specs, trained, cap.unwrap_or(FIRST_BUCKET_BYTES), cap.unwrap_or(BUCKET_BYTES))
+    }
+}
+
+impl fmt::Display for BucketPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            writeln!(
+                f,
+                "bucket {index}: {} x {}, {} bytes",
+                bucket.params.len(),
+                bucket.dtype,
+                bucket.bytes
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(path: &str, shape: &[usize]) -> ParamSpec {
+        ParamSpec { path: path.into(), shape: shape.into(), dtype: DType::F32, role: ParamRole::Trained }
+    }
+
+    fn sizes(plan: &BucketPlan) -> Vec<usize> {
+        plan.buckets.iter().map(|bucket| bucket.bytes).collect()
+    }
+
+    #[test]
+    fn a_bucket_is_at_most_the_cap_or_one_parameter() {
+        let mut specs = vec![spec("big", &[30 << 18]), spec("one", &[1 << 18])];
+        specs.extend((0..100).map(|i| spec(&format!("small.{i}"), &[256])));
+        let plan = BucketPlan::for_gradients(&specs, None);
+        assert_eq!(sizes(&plan), [100 << 10, 1 << 20, 30 << 20]);
+        assert_eq!(plan.buckets[0].params[0], specs.len() - 1);
+        let explicit = BucketPlan::for_gradients(&specs, Some(10 << 10));
+        assert!(explicit.buckets.iter().all(|b| b.bytes <= 10 << 10 || b.params.len() == 1));
+        assert_eq!(explicit.buckets.len(), 12);
+    }
+
+    #[test]
+    fn two_hundred_small_parameters_are_one_bucket() {
+        let specs: Vec<_> = (0..200).map(|i| spec(&i.to_string(), &[64])).collect();
+        assert_eq!(BucketPlan::for_gradients(&specs, None).buckets.len(), 1);
+    }
+
+    #[test]
+    fn dtypes_do_not_mix_and_only_trained_parameters_are_planned() {
+        let mut specs = vec![spec("a", &[1]), spec("b", &[1]), spec("c", &[1]), spec("d", &[1])];
+        specs[1].dtype = DType::F16;
+        specs[3].role = ParamRole::Frozen;
+        let plan = BucketPlan::for_gradients(&specs, None);
+        assert_eq!(plan.buckets.iter().map(|b| b.params.clone()).collect::<Vec<_>>(), [[2], [1], [0]]);
+        assert!(plan.to_string().contains("1 x f16"));
+    }
+
+    #[test]
+    fn the_first_difference_is_named() {
+        let equal = vec![spec("a", &[2, 3])];
+        assert!(first_difference(&[equal.clone(), equal.clone()]).is_none());
+        let text =
+            first_difference(&[equal.clone(), equal.clone(), vec![spec("a", &[3, 2])]]).unwrap().to_string();
+        for word in ["`a` [2, 3]", "[3, 2]", "rank 0", "rank 2"] {
+            assert!(text.contains(word), "{text}");
+        }
+        let text = first_difference(&[equal, vec![]]).unwrap().to_string();
+        assert!(text.contains("does not exist on rank 1"), "{text}");
+    }
+}

@@ -1,0 +1,168 @@
+//! The communicator of this crate: through host memory, over any [`Transport`](crate::transport::Transport).
+
+use burn::tensor::{TensorData, backend::Backend};
+use burn_backend::{Bytes, ExecutionError, read_sync};
+
+use crate::collective::{Collectives, chunk};
+use crate::communicator::{
+    AnyTensor, Communicator, Engine, Layout, Memory, Operation, Segment, Staged, wire_dtype,
+};
+use crate::dtype::DType;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Stages tensors through host memory. Flex and NdArray move unique contiguous tensors in and out without a
+/// copy; other backends copy from and to their device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostCommunicator;
+
+impl<B: Backend> Communicator<B> for HostCommunicator {
+    fn stage(&self, tensors: Vec<AnyTensor<B>>) -> Result<Staged> {
+        tensors
+            .into_iter()
+            .map(|tensor| {
+                let data = into_data(tensor)?;
+                Ok(Segment { dtype: wire_dtype(data.dtype)?, memory: Memory::Host(data.bytes) })
+            })
+            .collect()
+    }
+
+    fn unstage(&self, segment: Segment, layout: &Layout<B>) -> Result<AnyTensor<B>> {
+        let data = TensorData::from_bytes(host(segment)?.1, layout.shape.clone(), layout.dtype);
+        Ok(match layout.dtype {
+            burn::tensor::DType::Bool(_) => AnyTensor::Bool(B::bool_from_data(data, &layout.device)),
+            dtype if dtype.is_float() => AnyTensor::Float(B::float_from_data(data, &layout.device)),
+            _ => AnyTensor::Int(B::int_from_data(data, &layout.device)),
+        })
+    }
+}
+
+/// Reads a tensor to the host, moving its memory where the backend can.
+pub(crate) fn into_data<B: Backend>(tensor: AnyTensor<B>) -> Result<TensorData> {
+    let unreadable = |error: ExecutionError| {
+        Error::with_source(ErrorKind::Io, "cannot read a tensor from its device", format!("{error:?}"))
+    };
+    match tensor {
+        AnyTensor::Float(tensor) => read_sync(B::float_into_data(tensor)),
+        AnyTensor::Int(tensor) => read_sync(B::int_into_data(tensor)),
+        AnyTensor::Bool(tensor) => read_sync(B::bool_into_data(tensor)),
+    }
+    .map_err(unreadable)
+}
+
+/// Runs [`Collectives`] over host bytes.
+pub struct HostEngine {
+    collectives: Collectives,
+    // Several segments are reduced as one; the memory is kept because a page's first touch costs microseconds.
+    flat: Vec<u64>,
+}
+
+impl HostEngine {
+    /// An engine over `collectives`.
+    pub fn new(collectives: Collectives) -> Self {
+        Self { collectives, flat: Vec::new() }
+    }
+
+    /// Lets `run` see all of `segments` as one run of elements.
+    fn with_flat(
+        &mut self,
+        segments: &mut [(DType, Bytes)],
+        run: impl FnOnce(&mut Collectives, DType, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let Some(&(dtype, _)) = segments.first() else {
+            return run(&mut self.collectives, DType::U8, &mut []);
+        };
+        if let Some((other, _)) = segments.iter().find(|(other, _)| *other != dtype) {
+            return Err(Error::config(format!(
+                "one collective over tensors of {dtype} and of {other}: all must have one dtype"
+            )));
+        }
+        if let [(_, bytes)] = segments
+            && (bytes.as_ptr() as usize).is_multiple_of(dtype.size())
+        {
+            return run(&mut self.collectives, dtype, bytes);
+        }
+        let total: usize = segments.iter().map(|(_, bytes)| bytes.len()).sum();
+        self.flat.resize(self.flat.len().max(total.div_ceil(8)), 0);
+        let flat = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut self.flat)[..total];
+        let mut start = 0;
+        for (_, bytes) in segments.iter() {
+            flat[start..start + bytes.len()].copy_from_slice(bytes);
+            start += bytes.len();
+        }
+        run(&mut self.collectives, dtype, flat)?;
+        let mut start = 0;
+        for (_, bytes) in segments {
+            let end = start + bytes.len();
+            bytes.copy_from_slice(&flat[start..end]);
+            start = end;
+        }
+        Ok(())
+    }
+}
+
+impl Engine for HostEngine {
+    fn run(&mut self, operation: Operation, staged: Staged) -> Result<Staged> {
+        let mut segments = staged.into_iter().map(host).collect::<Result<Vec<_>>>()?;
+        match operation {
+            Operation::AllReduce(op) => {
+                self.with_flat(&mut segments, |all, dtype, data| all.all_reduce(dtype, op, data))?;
+            }
+            Operation::Broadcast(root) => {
+                self.with_flat(&mut segments, |all, dtype, data| all.broadcast(dtype, root, data))?;
+            }
+            Operation::ReduceScatter(op) => {
+                let (dtype, input) = only(segments)?;
+                let count = input.len() / dtype.size();
+                let mine = chunk(count, self.collectives.world_size(), self.collectives.rank().0);
+                let mut output = zeroed(dtype, mine.len() * dtype.size());
+                self.collectives.reduce_scatter(dtype, op, &input, &mut output)?;
+                segments = vec![(dtype, output)];
+            }
+            Operation::AllGather => {
+                let (dtype, input) = only(segments)?;
+                let mut output = zeroed(dtype, input.len() * self.collectives.world_size());
+                self.collectives.all_gather(dtype, &input, &mut output)?;
+                segments = vec![(dtype, output)];
+            }
+            Operation::AllGatherBytes => {
+                let (_, input) = only(segments)?;
+                let gathered = self.collectives.all_gather_bytes(&input)?;
+                segments =
+                    gathered.into_iter().map(|bytes| (DType::U8, Bytes::from_bytes_vec(bytes))).collect();
+            }
+            Operation::Barrier => self.collectives.barrier()?,
+        }
+        Ok(segments
+            .into_iter()
+            .map(|(dtype, bytes)| Segment { dtype, memory: Memory::Host(bytes) })
+            .collect())
+    }
+}
+
+fn host(segment: Segment) -> Result<(DType, Bytes)> {
+    match segment.memory {
+        Memory::Host(bytes) => Ok((segment.dtype, bytes)),
+        Memory::Device(memory) => {
+            Err(Error::config(format!("device memory {memory:?} given to the host engine")))
+        }
+    }
+}
+
+fn only(segments: Vec<(DType, Bytes)>) -> Result<(DType, Bytes)> {
+    let count = segments.len();
+    let mut segments = segments.into_iter();
+    match (segments.next(), count) {
+        (Some(segment), 1) => Ok(segment),
+        _ => Err(Error::config(format!("this collective takes one tensor, got {count}"))),
+    }
+}
+
+/// Zeroed memory aligned for `dtype`.
+fn zeroed(dtype: DType, bytes: usize) -> Bytes {
+    match dtype.size() {
+        8 => Bytes::from_elems(vec![0u64; bytes / 8]),
+        4 => Bytes::from_elems(vec![0u32; bytes / 4]),
+        2 => Bytes::from_elems(vec![0u16; bytes / 2]),
+        _ => Bytes::from_bytes_vec(vec![0u8; bytes]),
+    }
+}

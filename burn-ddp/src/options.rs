@@ -1,0 +1,103 @@
+//! How long a group waits, and through which network.
+//!
+//! "Slow" and "dead" have separate limits: a living peer that prepares its data for ten minutes is waited for,
+//! a peer whose process is gone is an error within seconds.
+
+use std::time::Duration;
+
+use derive_new::new;
+
+use crate::error::{Error, Result};
+
+/// Limits and addresses of a process group.
+#[derive(Clone, Debug, PartialEq, new)]
+#[non_exhaustive]
+pub struct GroupOptions {
+    /// Longest wait of one collective for living peers (`BURN_DDP_TIMEOUT`, seconds; 30 minutes).
+    #[new(value = "Duration::from_secs(30 * 60)")]
+    pub timeout: Duration,
+    /// Longest silence of a peer before it counts as lost (`BURN_DDP_PEER_TIMEOUT`, seconds; 30). A process
+    /// that is busy in its own code is not silent: its heartbeat has a thread of its own.
+    #[new(value = "Duration::from_secs(30)")]
+    pub peer_timeout: Duration,
+    /// Longest wait for all ranks to appear at start-up (`BURN_DDP_RENDEZVOUS_TIMEOUT`, seconds; 5 minutes).
+    #[new(value = "Duration::from_secs(300)")]
+    pub rendezvous_timeout: Duration,
+    /// Interface or address to listen on and to give to peers (`BURN_DDP_IFACE`); without it the address from
+    /// which rank 0 is reached.
+    #[new(default)]
+    pub interface: Option<String>,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl GroupOptions {
+    /// The defaults, changed by what the process environment says.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// The defaults, changed by what `lookup` says.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`](crate::error::ErrorKind::Config) naming variable and value when a number of
+    /// seconds does not parse or is not positive.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let seconds = |name: &str, default: Duration| match lookup(name) {
+            None => Ok(default),
+            Some(text) => text
+                .trim()
+                .parse()
+                .ok()
+                .filter(|seconds: &f64| *seconds > 0.0)
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .ok_or_else(|| {
+                    Error::config(format!("{name}={text}: set it to a positive number of seconds"))
+                }),
+        };
+        let defaults = Self::new();
+        Ok(Self {
+            timeout: seconds("BURN_DDP_TIMEOUT", defaults.timeout)?,
+            peer_timeout: seconds("BURN_DDP_PEER_TIMEOUT", defaults.peer_timeout)?,
+            rendezvous_timeout: seconds("BURN_DDP_RENDEZVOUS_TIMEOUT", defaults.rendezvous_timeout)?,
+            interface: lookup("BURN_DDP_IFACE"),
+        })
+    }
+
+    /// The same with another limit for one collective.
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    /// The same with another limit for a peer's silence.
+    pub fn with_peer_timeout(self, peer_timeout: Duration) -> Self {
+        Self { peer_timeout, ..self }
+    }
+
+    /// The same with another limit for start-up.
+    pub fn with_rendezvous_timeout(self, rendezvous_timeout: Duration) -> Self {
+        Self { rendezvous_timeout, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_change_the_defaults_and_nonsense_is_named() {
+        let read = |value: &'static str| {
+            GroupOptions::from_lookup(move |name| (name == "BURN_DDP_TIMEOUT").then(|| value.into()))
+        };
+        assert_eq!(read("2.5").unwrap().timeout, Duration::from_millis(2500));
+        assert_eq!(read("2.5").unwrap().peer_timeout, GroupOptions::new().peer_timeout);
+        for value in ["", "soon", "0", "-1", "inf", "nan"] {
+            let error = read(value).unwrap_err().to_string();
+            assert!(error.contains(&format!("BURN_DDP_TIMEOUT={value}")), "{error}");
+        }
+    }
+}

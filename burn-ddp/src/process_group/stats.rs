@@ -1,0 +1,58 @@
+//! Counts of what a group did, for tests ("one reduction per optimizer step") and for users who tune.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::transport::OpKind;
+
+/// What a group did so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupStats {
+    /// Collectives by kind; kinds that were never called are absent.
+    pub by_kind: BTreeMap<OpKind, OpStats>,
+    /// Time that callers spent in [`Work::wait`](super::Work::wait).
+    pub waited: Duration,
+}
+
+/// Collectives of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpStats {
+    /// How many were called.
+    pub calls: u64,
+    /// Bytes this rank gave to them.
+    pub bytes: u64,
+}
+
+impl GroupStats {
+    /// How many collectives of `kind` were called.
+    pub fn calls(&self, kind: OpKind) -> u64 {
+        self.by_kind.get(&kind).map_or(0, |stats| stats.calls)
+    }
+
+    /// How many collectives were called.
+    pub fn total_calls(&self) -> u64 {
+        self.by_kind.values().map(|stats| stats.calls).sum()
+    }
+}
+
+/// The shared counters behind [`GroupStats`].
+#[derive(Debug, Default)]
+pub(super) struct Counters(Mutex<GroupStats>);
+
+impl Counters {
+    pub(super) fn count(&self, kind: OpKind, bytes: usize) {
+        let mut stats = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = stats.by_kind.entry(kind).or_default();
+        entry.calls += 1;
+        entry.bytes += bytes as u64;
+    }
+
+    pub(super) fn waited(&self, time: Duration) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).waited += time;
+    }
+
+    pub(super) fn read(&self) -> GroupStats {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

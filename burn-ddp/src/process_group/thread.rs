@@ -1,0 +1,78 @@
+//! The one thread of a group on which collectives run, in the order in which they were called.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use crate::communicator::{Engine, Operation, Staged};
+use crate::error::{Error, ErrorKind, Result};
+use crate::transport::Liveness;
+
+struct Job {
+    operation: Operation,
+    staged: Staged,
+    reply: Sender<Result<Staged>>,
+}
+
+pub(super) struct CommunicationThread {
+    jobs: Option<Sender<Job>>,
+    unfinished: Arc<AtomicUsize>,
+    liveness: Liveness,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl CommunicationThread {
+    pub(super) fn spawn(engine: Box<dyn Engine>, liveness: Liveness) -> Result<Self> {
+        let (jobs, queue) = channel();
+        let unfinished = Arc::new(AtomicUsize::new(0));
+        let (counter, life) = (unfinished.clone(), liveness.clone());
+        let handle = std::thread::Builder::new()
+            .name("burn-ddp-comm".into())
+            .spawn(move || serve(engine, &queue, &life, &counter))
+            .map_err(|error| Error::io("cannot start the communication thread", error))?;
+        Ok(Self { jobs: Some(jobs), unfinished, liveness, handle: Some(handle) })
+    }
+
+    /// Queues `operation`; the receiver gets its one result.
+    pub(super) fn submit(&self, operation: Operation, staged: Staged) -> Receiver<Result<Staged>> {
+        let (reply, result) = channel();
+        self.unfinished.fetch_add(1, Ordering::SeqCst);
+        // A thread that is gone drops the job and with it `reply`, which the waiter reports.
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send(Job { operation, staged, reply });
+        }
+        result
+    }
+}
+
+fn serve(mut engine: Box<dyn Engine>, queue: &Receiver<Job>, liveness: &Liveness, unfinished: &AtomicUsize) {
+    for Job { operation, staged, reply } in queue {
+        let result = match liveness.check() {
+            Ok(()) => engine.run(operation, staged).inspect_err(|error| {
+                liveness.fail(error.clone());
+            }),
+            Err(cause) => Err(cause.context(format!("{} after the group failed", operation.kind()))),
+        };
+        unfinished.fetch_sub(1, Ordering::SeqCst);
+        // Nobody waits for work that was dropped.
+        let _ = reply.send(result);
+    }
+}
+
+impl Drop for CommunicationThread {
+    fn drop(&mut self) {
+        let left = self.unfinished.load(Ordering::SeqCst);
+        if left > 0 {
+            self.liveness.fail(Error::new(
+                ErrorKind::Aborted,
+                format!("the group was dropped with {left} unfinished collectives: wait for each `Work`"),
+            ));
+        }
+        self.jobs = None;
+        if let Some(handle) = self.handle.take() {
+            // A panic of that thread has already shown itself as an error of every waiter.
+            let _ = handle.join();
+        }
+    }
+}

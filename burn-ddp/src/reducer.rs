@@ -1,0 +1,287 @@
+//! From the gradients of micro-steps to the gradient of the global batch.
+//!
+//! The one place that scales. A micro-step of weight `w` (its items, or 1 where all have equally many) gives the
+//! mean gradient `g` of its items; the reducer sends sums of `w * g` and divides once, at the end, by the sum of
+//! all weights. Weights, losses and the record of which parameters were used travel behind the last bucket, so
+//! that one optimizer step costs one collective a bucket and none for the loss.
+
+use burn::tensor::TensorData;
+use burn::tensor::backend::Backend;
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{FloatDType, Shape};
+use burn_backend::{Scalar, TensorMetadata};
+
+use crate::bucket::{BucketPlan, ParamRole, ParamSpec};
+use crate::communicator::{AnyTensor, into_data};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::{Error, ErrorKind, Result};
+use crate::process_group::ProcessGroup;
+
+/// What becomes of the gradients of all micro-steps and ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GradientReduction {
+    /// Their mean, weighted if the micro-steps have weights: the gradient of the mean loss of the global batch.
+    #[default]
+    Mean,
+    /// Their sum, rescaled by nothing, for losses that are already divided by the global number of items.
+    Sum,
+}
+
+/// One rank's share of an optimizer step, and how to reduce it.
+pub(crate) struct Reducer<B: Backend> {
+    specs: Vec<ParamSpec>,
+    plan: BucketPlan,
+    reduction: GradientReduction,
+    window: Window<B>,
+}
+
+/// Sums over the micro-steps since the last reduction.
+struct Window<B: Backend> {
+    gradients: Vec<Option<FloatTensor<B>>>,
+    losses: Vec<(FloatTensor<B>, f64)>,
+    weight: f64,
+    micro_steps: usize,
+    /// Micro-steps that were given a weight.
+    weighted: usize,
+}
+
+impl<B: Backend> Window<B> {
+    fn new(params: usize) -> Self {
+        Self {
+            gradients: (0..params).map(|_| None).collect(),
+            losses: Vec::new(),
+            weight: 0.0,
+            micro_steps: 0,
+            weighted: 0,
+        }
+    }
+}
+
+/// Gradients of the global batch.
+pub(crate) struct Reduction<B: Backend> {
+    /// By parameter index; `None` where no rank used the parameter.
+    pub(crate) gradients: Vec<Option<FloatTensor<B>>>,
+    /// Mean loss of the global batch, if losses were given.
+    pub(crate) loss: Option<f64>,
+    /// Indices of parameters that some ranks used and others did not.
+    pub(crate) partly_used: Vec<usize>,
+    /// By parameter index, whether this rank used it.
+    pub(crate) used_here: Vec<bool>,
+}
+
+/// What travels behind the last bucket, summed over ranks: weight, loss times weight, weight that has a loss,
+/// micro-steps, micro-steps with a weight, ranks that had any, and one use count a parameter.
+const TAIL: usize = 6;
+
+impl<B: Backend> Reducer<B> {
+    pub(crate) fn new(specs: Vec<ParamSpec>, cap: Option<usize>, reduction: GradientReduction) -> Self {
+        // Half-precision gradients travel as f32: sums of weighted halves would overflow or vanish.
+        let wire: Vec<_> = specs
+            .iter()
+            .map(|spec| match spec.dtype {
+                DType::F16 | DType::BF16 => ParamSpec { dtype: DType::F32, ..spec.clone() },
+                _ => spec.clone(),
+            })
+            .collect();
+        let plan = BucketPlan::for_gradients(&wire, cap);
+        let window = Window::new(specs.len());
+        Self { specs, plan, reduction, window }
+    }
+
+    pub(crate) fn plan(&self) -> &BucketPlan {
+        &self.plan
+    }
+
+    /// Adds a micro-step. A weight of zero joins without contributing: its gradients and loss, means over no
+    /// items, are not looked at.
+    pub(crate) fn add(
+        &mut self,
+        gradients: Vec<(usize, FloatTensor<B>)>,
+        loss: Option<FloatTensor<B>>,
+        weight: Option<f64>,
+    ) -> Result<()> {
+        let factor = weight.unwrap_or(1.0);
+        if !factor.is_finite() || factor < 0.0 {
+            return Err(Error::config(format!(
+                "weight {factor} of a micro-step: give its number of items, zero or more"
+            )));
+        }
+        if factor == 0.0 {
+            return Ok(());
+        }
+        let window = &mut self.window;
+        window.micro_steps += 1;
+        window.weighted += usize::from(weight.is_some());
+        window.weight += factor;
+        window.losses.extend(loss.map(|loss| (loss, factor)));
+        for (index, gradient) in gradients {
+            let gradient = match gradient.dtype() {
+                burn::tensor::DType::F16 | burn::tensor::DType::BF16 => {
+                    B::float_cast(gradient, FloatDType::F32)
+                }
+                _ => gradient,
+            };
+            let gradient = match (weight, self.reduction) {
+                (Some(weight), GradientReduction::Mean) if weight != 1.0 => {
+                    B::float_mul_scalar(gradient, Scalar::from(weight))
+                }
+                _ => gradient,
+            };
+            let sum = &mut window.gradients[index];
+            *sum = Some(match sum.take() {
+                Some(sum) => B::float_add(sum, gradient),
+                None => gradient,
+            });
+        }
+        Ok(())
+    }
+
+    /// Reduces the window over all ranks and begins a new one.
+    pub(crate) fn reduce(&mut self, group: &ProcessGroup<B>) -> Result<Reduction<B>> {
+        let window = std::mem::replace(&mut self.window, Window::new(self.specs.len()));
+        let Window { mut gradients, losses, weight, micro_steps, weighted } = window;
+        let joined_in = f64::from(u8::from(micro_steps > 0));
+        let mut tail = vec![weight, 0.0, 0.0, micro_steps as f64, weighted as f64, joined_in];
+        for (loss, weight) in losses {
+            tail[1] += weight * scalar::<B>(loss)?;
+            tail[2] += weight;
+        }
+        let used_here: Vec<bool> = gradients.iter().map(Option::is_some).collect();
+        tail.extend(used_here.iter().map(|used| f64::from(u8::from(*used))));
+        // A rank without items lacks nothing.
+        let used_here = used_here.into_iter().map(|used| used || micro_steps == 0).collect();
+        let sum_of_tails =
+            if group.world_size() == 1 { tail } else { self.all_reduce(group, &mut gradients, &tail)? };
+        self.scale(gradients, &sum_of_tails, used_here)
+    }
+
+    /// Replaces `gradients` by their sums over all ranks, one collective a bucket, and returns the sum of tails.
+    fn all_reduce(
+        &self,
+        group: &ProcessGroup<B>,
+        gradients: &mut [Option<FloatTensor<B>>],
+        tail: &[f64],
+    ) -> Result<Vec<f64>> {
+        let buckets = &self.plan.buckets;
+        let mut lists: Vec<Vec<AnyTensor<B>>> = buckets
+            .iter()
+            .map(|bucket| {
+                let gradient = |&index: &usize| {
+                    let own = gradients[index].take();
+                    own.unwrap_or_else(|| zeros::<B>(&self.specs[index], bucket.dtype, group.device()))
+                };
+                bucket.params.iter().map(gradient).map(AnyTensor::Float).collect()
+            })
+            .collect();
+        if lists.is_empty() {
+            lists.push(Vec::new());
+        }
+        let dtype = buckets.last().map_or(DType::F32, |bucket| bucket.dtype);
+        if let Some(last) = lists.last_mut() {
+            last.push(AnyTensor::Float(tail_tensor::<B>(tail, dtype, group.device())));
+        }
+        let works: Vec<_> =
+            lists.into_iter().map(|list| group.all_reduce_list(list, ReduceOp::Sum)).collect();
+        let mut rest = Vec::new();
+        for (number, work) in works.into_iter().enumerate() {
+            let mut sums = work.wait().map_err(|error| self.in_bucket(&error, number))?.into_iter();
+            for &index in buckets.get(number).map_or(&[][..], |bucket| &bucket.params) {
+                gradients[index] = sums.next().map(AnyTensor::into_float).transpose()?;
+            }
+            rest.extend(sums);
+        }
+        match rest.pop() {
+            Some(tail) => Ok(into_data(tail)?.iter::<f64>().collect()),
+            None => Err(Error::new(ErrorKind::Mismatch, "a reduction came back without its weights")),
+        }
+    }
+
+    /// Divides the sums and leaves out what no rank used.
+    fn scale(
+        &self,
+        mut gradients: Vec<Option<FloatTensor<B>>>,
+        tail: &[f64],
+        used_here: Vec<bool>,
+    ) -> Result<Reduction<B>> {
+        let [weight, loss, weight_with_loss, micro_steps, weighted, ranks] = *tail
+            .first_chunk::<TAIL>()
+            .ok_or_else(|| Error::new(ErrorKind::Mismatch, "a reduction came back without its weights"))?;
+        if weighted != 0.0 && weighted != micro_steps {
+            return Err(Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "{weighted} of {micro_steps} micro-steps of this optimizer step have a weight: \
+                     give one to all of them, on all ranks, or to none"
+                ),
+            ));
+        }
+        let mut partly_used = Vec::new();
+        for (index, used) in tail[TAIL..].iter().enumerate() {
+            if self.specs[index].role != ParamRole::Trained {
+                continue;
+            }
+            if *used == 0.0 || weight == 0.0 {
+                gradients[index] = None;
+            } else if *used != ranks {
+                partly_used.push(index);
+            }
+        }
+        for (gradient, spec) in gradients.iter_mut().zip(&self.specs) {
+            *gradient = gradient.take().map(|gradient| {
+                let gradient = match self.reduction {
+                    GradientReduction::Mean if weight != 1.0 => {
+                        B::float_div_scalar(gradient, Scalar::from(weight))
+                    }
+                    _ => gradient,
+                };
+                match spec.dtype {
+                    DType::F16 => B::float_cast(gradient, FloatDType::F16),
+                    DType::BF16 => B::float_cast(gradient, FloatDType::BF16),
+                    _ => gradient,
+                }
+            });
+        }
+        let loss = (weight_with_loss > 0.0).then(|| loss / weight_with_loss);
+        Ok(Reduction { gradients, loss, partly_used, used_here })
+    }
+
+    fn in_bucket(&self, error: &Error, number: usize) -> Error {
+        let paths = self.plan.buckets.get(number).map(|bucket| &bucket.params);
+        let name = |index: Option<&usize>| index.map_or("", |index| self.specs[*index].path.as_str());
+        match paths {
+            None => error.context("in the reduction of the loss"),
+            Some(params) => error.context(format!(
+                "in the reduction of gradient bucket {number} (`{}` to `{}`)",
+                name(params.first()),
+                name(params.last())
+            )),
+        }
+    }
+}
+
+fn scalar<B: Backend>(tensor: FloatTensor<B>) -> Result<f64> {
+    let values: Vec<f64> = into_data::<B>(AnyTensor::Float(tensor))?.iter::<f64>().collect();
+    match values[..] {
+        [value] => Ok(value),
+        _ => Err(Error::config(format!(
+            "a loss of {} elements: give the mean loss of the micro-step as one element",
+            values.len()
+        ))),
+    }
+}
+
+fn zeros<B: Backend>(spec: &ParamSpec, dtype: DType, device: &B::Device) -> FloatTensor<B> {
+    B::float_zeros(Shape::from(spec.shape.clone()), device, float_dtype(dtype))
+}
+
+fn tail_tensor<B: Backend>(tail: &[f64], dtype: DType, device: &B::Device) -> FloatTensor<B> {
+    let data = TensorData::new(tail.to_vec(), [tail.len()]).convert_dtype(float_dtype(dtype).into());
+    B::float_from_data(data, device)
+}
+
+fn float_dtype(dtype: DType) -> FloatDType {
+    match dtype {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
+}

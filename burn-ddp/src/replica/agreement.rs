@@ -1,0 +1,131 @@
+//! Making all ranks' models equal at start-up, and finding out when they are not.
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::bucket::{BUCKET_BYTES, BucketPlan, ParamRole, ParamSpec, first_difference};
+use crate::communicator::{AnyTensor, into_data};
+use crate::error::{Error, ErrorKind, Result};
+use crate::parameters::{self, ParamValue};
+use crate::process_group::ProcessGroup;
+use crate::rank::Rank;
+
+/// Makes `model` on every rank rank 0's: compares the parameters' specifications, sends values and ids, and
+/// compares hashes of what has arrived.
+pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: M,
+    group: &ProcessGroup<B::InnerBackend>,
+) -> Result<M> {
+    let mut params = parameters::collect::<B, M>(&model)?;
+    let specs: Vec<_> = params.iter().map(|param| param.spec.clone()).collect();
+    compare(&specs, group)?;
+
+    let ids: Vec<u64> = params.iter().map(|param| param.id.val()).collect();
+    let ids: Vec<u64> = decode(&from_root(&encode(&ids)?, group)?)?;
+    let plan = BucketPlan::new(&specs, 0..specs.len(), BUCKET_BYTES, BUCKET_BYTES);
+    for bucket in &plan.buckets {
+        let tensors = bucket.params.iter().filter_map(|index| params[*index].tensor.take()).collect();
+        let received = group.broadcast_list(tensors, Rank(0)).wait()?;
+        for (index, tensor) in bucket.params.iter().zip(received) {
+            params[*index].tensor = Some(tensor);
+        }
+    }
+    let values = params.into_iter().zip(ids);
+    let values = values.filter_map(|(param, id)| Some((id.into(), param.tensor?))).collect();
+    let model = parameters::replace::<B, M>(model, values)?;
+    let params = parameters::collect::<B, M>(&model)?;
+    compare_values(&params, group, "after the broadcast from rank 0")?;
+    Ok(model)
+}
+
+/// Compares the parameters of `model` on all ranks by hash; running states, which may differ between ranks, are
+/// left out. `step` is the optimizer step the message names. All ranks must call it.
+///
+/// # Errors
+/// [`ErrorKind::Diverged`] naming the first parameter that differs and the ranks, on every rank.
+pub fn verify_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    group: &ProcessGroup<B::InnerBackend>,
+    step: usize,
+) -> Result<()> {
+    let mut params = parameters::collect::<B, M>(model)?;
+    params.retain(|param| param.spec.role != ParamRole::RunningState);
+    compare_values(&params, group, &format!("at step {step}"))
+}
+
+/// A hash of all parameters of `model` except running states, for people to compare.
+pub(super) fn hash<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Result<u64> {
+    let mut params = parameters::collect::<B, M>(model)?;
+    params.retain(|param| param.spec.role != ParamRole::RunningState);
+    Ok(combine(&hashes(&params)?))
+}
+
+fn compare<B: Backend>(specs: &[ParamSpec], group: &ProcessGroup<B>) -> Result<()> {
+    let mine = encode(&specs)?;
+    let prints = group.all_gather_bytes(xxh3_64(&mine).to_le_bytes().to_vec())?;
+    if prints.iter().all(|print| *print == prints[0]) {
+        return Ok(());
+    }
+    let all = group.all_gather_bytes(mine)?;
+    let all = all.iter().map(|bytes| decode(bytes)).collect::<Result<Vec<Vec<ParamSpec>>>>()?;
+    match first_difference(&all) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+fn compare_values<B: Backend>(params: &[ParamValue<B>], group: &ProcessGroup<B>, when: &str) -> Result<()> {
+    let mine = hashes(params)?;
+    let all = group.all_gather_bytes(combine(&mine).to_le_bytes().to_vec())?;
+    if all.iter().all(|other| *other == all[0]) {
+        return Ok(());
+    }
+    let all = group.all_gather_bytes(encode(&mine)?)?;
+    let all = all.iter().map(|bytes| decode(bytes)).collect::<Result<Vec<Vec<u64>>>>()?;
+    for (index, param) in params.iter().enumerate() {
+        let differs = |rank: &usize| all[*rank].get(index) != all[0].get(index);
+        let ranks: Vec<_> = (1..all.len()).filter(differs).map(|rank| Rank(rank).to_string()).collect();
+        if !ranks.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Diverged,
+                format!(
+                    "ranks differ {when}, first at {}: {} from rank 0; is every gradient reduced, and is every \
+                     parameter changed by the optimizer alone?",
+                    param.spec,
+                    ranks.join(", ")
+                ),
+            ));
+        }
+    }
+    Err(Error::new(ErrorKind::Diverged, format!("ranks differ {when} in the number of their parameters")))
+}
+
+fn hashes<B: Backend>(params: &[ParamValue<B>]) -> Result<Vec<u64>> {
+    let one = |tensor: &AnyTensor<B>| Ok(xxh3_64(&into_data(tensor.clone())?.bytes));
+    params.iter().filter_map(|param| param.tensor.as_ref()).map(one).collect()
+}
+
+fn combine(hashes: &[u64]) -> u64 {
+    let mut all = Xxh3::new();
+    hashes.iter().for_each(|hash| all.update(&hash.to_le_bytes()));
+    all.digest()
+}
+
+/// The bytes of rank 0 on every rank.
+pub(super) fn from_root<B: Backend>(bytes: &[u8], group: &ProcessGroup<B>) -> Result<Vec<u8>> {
+    let mine = if group.rank().is_root() { bytes.to_vec() } else { Vec::new() };
+    let mut all = group.all_gather_bytes(mine)?;
+    Ok(all.swap_remove(0))
+}
+
+fn encode<T: serde::Serialize>(value: &T) -> Result<Vec<u8>> {
+    postcard::to_stdvec(value)
+        .map_err(|error| Error::with_source(ErrorKind::Io, "cannot encode a message", error))
+}
+
+fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    postcard::from_bytes(bytes).map_err(|error| {
+        Error::with_source(ErrorKind::Mismatch, "a rank sent a message of another version", error)
+    })
+}

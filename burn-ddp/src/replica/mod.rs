@@ -1,0 +1,283 @@
+//! One process's copy of the model, kept equal to all others.
+//!
+//! Equality is not hoped for but made and checked: at start-up all ranks compare what they are about to train,
+//! take rank 0's values and ids, and compare hashes; from then on equal gradients keep equal parameters equal,
+//! and a check every so many steps finds what does not (a user who replaced a parameter, a rank that trains
+//! alone).
+
+use burn::module::{AutodiffModule, ParamId};
+use burn::optim::{GradientsParams, Optimizer};
+use burn::record::{BinBytesRecorder, DoublePrecisionSettings, Recorder};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::ops::FloatTensorOps;
+use burn::tensor::{Tensor, TensorPrimitive};
+use burn_backend::{Scalar, TensorMetadata};
+
+use crate::bucket::{BucketPlan, ParamRole, ParamSpec};
+use crate::error::{Error, ErrorKind, Result};
+use crate::norm;
+use crate::parameters;
+use crate::process_group::ProcessGroup;
+use crate::rank::Rank;
+use crate::reducer::{Reducer, Reduction};
+
+mod agreement;
+mod options;
+mod step;
+
+pub use agreement::verify_parameters;
+pub use options::ReplicaOptions;
+pub use step::{MicroStep, Reduced};
+
+/// One process's copy of the model. See the [module documentation](self).
+pub struct Replica<B: AutodiffBackend> {
+    group: ProcessGroup<B::InnerBackend>,
+    options: ReplicaOptions,
+    specs: Vec<ParamSpec>,
+    ids: Vec<ParamId>,
+    reducer: Reducer<B::InnerBackend>,
+    /// Optimizer steps reduced so far.
+    steps: usize,
+    warned: bool,
+}
+
+impl<B: AutodiffBackend> Replica<B> {
+    /// Makes `model` equal on all ranks and returns it with the replica that keeps it so. All ranks call it with
+    /// the same model and options, before the optimizer sees the model: other ranks' parameters take rank 0's
+    /// values and ids.
+    ///
+    /// In a world of one `model` is returned as it is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mismatch`] on all ranks, naming the first parameter that differs in path, shape or dtype
+    /// and the ranks; any error of the group.
+    pub fn new<M: AutodiffModule<B>>(
+        model: M,
+        group: &ProcessGroup<B::InnerBackend>,
+        options: ReplicaOptions,
+    ) -> Result<(M, Self)> {
+        let made = Self::make(model, group, options);
+        made.inspect_err(|error| group.fail(error))
+    }
+
+    fn make<M: AutodiffModule<B>>(
+        model: M,
+        group: &ProcessGroup<B::InnerBackend>,
+        options: ReplicaOptions,
+    ) -> Result<(M, Self)> {
+        if options.check_every == Some(0) {
+            return Err(Error::config("check_every is 0: give a number of optimizer steps, or leave it out"));
+        }
+        if let Some(norm) = options.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
+            return Err(Error::config(format!("clip_norm is {norm}: give a positive number")));
+        }
+        let model = if group.world_size() == 1 { model } else { agreement::align::<B, M>(model, group)? };
+        let params = parameters::describe::<B, M>(&model)?;
+        let ids = params.iter().map(|param| param.id).collect();
+        let specs: Vec<_> = params.into_iter().map(|param| param.spec).collect();
+        let reducer = Reducer::new(specs.clone(), options.bucket_bytes, options.reduction);
+        tracing::debug!("{} reduces\n{}", group.rank(), reducer.plan());
+        Ok((model, Self { group: group.clone(), options, specs, ids, reducer, steps: 0, warned: false }))
+    }
+
+    /// The group it reduces over.
+    pub fn group(&self) -> &ProcessGroup<B::InnerBackend> {
+        &self.group
+    }
+
+    /// Which parameters travel together.
+    pub fn plan(&self) -> &BucketPlan {
+        self.reducer.plan()
+    }
+
+    /// Adds a micro-step to the accumulation window without any communication. Every micro-step of a window but
+    /// the last goes here; the last goes to [`Replica::reduce`].
+    pub fn no_sync<M: AutodiffModule<B>>(
+        &mut self,
+        model: &M,
+        micro_step: impl Into<MicroStep<B>>,
+    ) -> Result<()> {
+        self.add(model, micro_step.into()).inspect_err(|error| self.group.fail(error))
+    }
+
+    /// Adds the window's last micro-step and reduces the window over all ranks: the gradient of the global
+    /// batch, its loss and its norm, equal on all ranks. One collective a bucket and none besides.
+    ///
+    /// # Errors
+    /// Any error of the group, naming rank, operation and bucket; an error of this rank (a changed set of
+    /// parameters, a wrong weight) ends the group, so that the others do not wait for it.
+    pub fn reduce<M: AutodiffModule<B>>(
+        &mut self,
+        model: &M,
+        micro_step: impl Into<MicroStep<B>>,
+    ) -> Result<Reduced> {
+        let reduced = self.add(model, micro_step.into()).and_then(|()| {
+            let due = |every: usize| self.steps == 1 || (self.steps > 0 && self.steps.is_multiple_of(every));
+            if self.options.check_every.is_some_and(due) {
+                verify_parameters::<B, M>(model, &self.group, self.steps)?;
+            }
+            let reduction = self.reducer.reduce(&self.group)?;
+            self.look_at_usage(&reduction)?;
+            self.finish(reduction)
+        });
+        self.steps += 1;
+        reduced.inspect_err(|error| self.group.fail(error))
+    }
+
+    /// Compares the parameters of all ranks by hash, whatever [`ReplicaOptions::check_every`] says; see
+    /// [`verify_parameters`]. All ranks must call it.
+    pub fn verify<M: AutodiffModule<B>>(&self, model: &M) -> Result<()> {
+        verify_parameters::<B, M>(model, &self.group, self.steps)
+    }
+
+    /// A hash over all parameters of `model` except running states.
+    pub fn parameter_hash<M: AutodiffModule<B>>(&self, model: &M) -> Result<u64> {
+        agreement::hash::<B, M>(model)
+    }
+
+    /// Gives every rank rank 0's optimizer state, for example after rank 0 has loaded a checkpoint. All ranks
+    /// call it with the same kind of optimizer. The state passes through a record in double precision, on rank
+    /// 0 too, so that all ranks end with the same.
+    pub fn broadcast_optimizer<M, O>(&self, optimizer: O, model: &M) -> Result<O>
+    where
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        let _ = model;
+        if self.group.world_size() == 1 {
+            return Ok(optimizer);
+        }
+        let recorder = BinBytesRecorder::<DoublePrecisionSettings>::default();
+        let failed = |what: &str, error: String| {
+            Error::with_source(ErrorKind::Io, format!("cannot {what} the optimizer state"), error)
+        };
+        let mine = if self.group.rank().is_root() {
+            let bytes = Recorder::<B>::record(&recorder, optimizer.to_record(), ());
+            bytes
+                .map_err(|error| failed("save", error.to_string()))
+                .inspect_err(|error| self.group.fail(error))?
+        } else {
+            Vec::new()
+        };
+        let bytes = agreement::from_root(&mine, &self.group)?;
+        let device = self.group.device();
+        let record = Recorder::<B>::load(&recorder, bytes, device)
+            .map_err(|error| failed("load", error.to_string()))
+            .inspect_err(|error| self.group.fail(error))?;
+        Ok(optimizer.load_record(record))
+    }
+
+    fn add<M: AutodiffModule<B>>(&mut self, model: &M, micro_step: MicroStep<B>) -> Result<()> {
+        let MicroStep { mut gradients, loss, weight } = micro_step;
+        let ids = parameters::ids::<B, M>(model);
+        if let Some(position) = (0..ids.len().max(self.ids.len())).find(|i| ids.get(*i) != self.ids.get(*i)) {
+            let path = self.specs.get(position).map_or("a new parameter", |spec| spec.path.as_str());
+            return Err(Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "the parameter set changed at `{path}` after the replica was made: \
+                     make a new replica with the changed model"
+                ),
+            ));
+        }
+        let mut list = Vec::new();
+        for (index, (id, spec)) in ids.iter().zip(&self.specs).enumerate() {
+            let Some(gradient) = gradients.remove::<B::InnerBackend, 1>(*id) else { continue };
+            if spec.role != ParamRole::Trained {
+                return Err(Error::new(
+                    ErrorKind::Mismatch,
+                    format!(
+                        "{spec} has a gradient: it was not trained when the replica was made; make a new one"
+                    ),
+                ));
+            }
+            let gradient = gradient.into_primitive().tensor();
+            if gradient.shape().to_vec() != spec.shape {
+                let shape = gradient.shape();
+                return Err(Error::new(
+                    ErrorKind::Mismatch,
+                    format!("the gradient of {spec} has shape {shape:?}"),
+                ));
+            }
+            list.push((index, gradient));
+        }
+        if !gradients.is_empty() {
+            return Err(Error::config(format!(
+                "{} gradients belong to no parameter of the model: pass the model they were made from",
+                gradients.len()
+            )));
+        }
+        self.reducer.add(list, loss.map(|loss| loss.into_primitive().tensor()), weight)
+    }
+
+    /// In strict mode an error, else one warning, for parameters that not all ranks used. Every rank sees the
+    /// same counts, so all of them come here together and can ask each other who lacks what.
+    fn look_at_usage(&mut self, reduction: &Reduction<B::InnerBackend>) -> Result<()> {
+        let strict = self.options.strict;
+        let mut concerned = reduction.partly_used.clone();
+        if strict {
+            let unused = |index: &usize| {
+                self.specs[*index].role == ParamRole::Trained && reduction.gradients[*index].is_none()
+            };
+            concerned.extend((0..self.specs.len()).filter(unused));
+            concerned.sort_unstable();
+        }
+        if concerned.is_empty() || (self.warned && !strict) {
+            return Ok(());
+        }
+        let flags = reduction.used_here.iter().map(|used| u8::from(*used)).collect();
+        let all = self.group.all_gather_bytes(flags)?;
+        let lines: Vec<_> = concerned
+            .iter()
+            .map(|&index| {
+                let lacks = |rank: &usize| all[*rank].get(index) != Some(&1);
+                let ranks: Vec<_> = (0..all.len()).filter(lacks).map(|rank| Rank(rank).to_string()).collect();
+                format!("{} on {}", self.specs[index], ranks.join(", "))
+            })
+            .collect();
+        let text = format!("no gradient in optimizer step {} for {}", self.steps, lines.join("; "));
+        if strict {
+            return Err(Error::new(ErrorKind::Mismatch, text));
+        }
+        self.warned = true;
+        if self.group.rank().is_root() {
+            tracing::warn!("{text}: taken as zero there (said once)");
+        }
+        Ok(())
+    }
+
+    /// Norm, clipping, and the gradients under their ids.
+    fn finish(&self, mut reduction: Reduction<B::InnerBackend>) -> Result<Reduced> {
+        let norm = match (self.options.clip_norm, self.options.report_norm) {
+            (None, false) => None,
+            _ => Some(self.norm(&mut reduction)?),
+        };
+        let factor = match (norm, self.options.clip_norm) {
+            (Some(norm), Some(limit)) if norm > limit => Some(limit / norm),
+            _ => None,
+        };
+        let mut grads = GradientsParams::new();
+        for (id, gradient) in self.ids.iter().zip(reduction.gradients) {
+            let Some(gradient) = gradient else { continue };
+            let gradient = match factor {
+                Some(factor) => B::InnerBackend::float_mul_scalar(gradient, Scalar::from(factor)),
+                None => gradient,
+            };
+            let gradient = Tensor::<B::InnerBackend, 1>::from_primitive(TensorPrimitive::Float(gradient));
+            grads.register(*id, gradient);
+        }
+        Ok(Reduced { grads, loss: reduction.loss, norm })
+    }
+
+    fn norm(&self, reduction: &mut Reduction<B::InnerBackend>) -> Result<f64> {
+        let mut squares = Vec::new();
+        for gradient in &mut reduction.gradients {
+            if let Some(tensor) = gradient.take() {
+                let (square, tensor) = norm::squared_norm::<B::InnerBackend>(tensor)?;
+                squares.push(square);
+                *gradient = Some(tensor);
+            }
+        }
+        Ok(norm::add(squares).sqrt())
+    }
+}

@@ -1,0 +1,55 @@
+//! One test for each bug that was found, from the first on. Add a line here before you mend anything.
+
+use burn::module::{Module, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::Backend;
+use burn::tensor::{Distribution, Tensor};
+use burn_autodiff::Autodiff;
+use burn_ddp::{Ddp, ProcessGroup, Replica, ReplicaOptions, Result};
+use burn_flex::Flex;
+
+use crate::harness::{Case, Launch};
+
+pub const CASES: &[(&str, Case)] = &[("bucket size", bucket_size)];
+
+type B = Autodiff<Ddp<Flex>>;
+
+#[derive(Module, Debug)]
+struct Ten<B: Backend> {
+    params: Vec<Param<Tensor<B, 1>>>,
+}
+
+/// Reduces the same random gradients with three bucket sizes and says a hash of each result's bits.
+fn bucket_size() -> Result<String> {
+    let group = ProcessGroup::<Ddp<Flex>>::from_env(&Default::default())?;
+    let device = group.device();
+    let mut results = Vec::new();
+    for bytes in [1 << 10, 64 << 10, usize::MAX] {
+        let params = (0..10).map(|_| Param::from_tensor(Tensor::<B, 1>::zeros([1000], device))).collect();
+        let options = ReplicaOptions::new().with_bucket_bytes(bytes);
+        let (model, mut replica) = Replica::new(Ten { params }, &group, options)?;
+        B::seed(device, 11 + group.rank().0 as u64);
+        let loss = model
+            .params
+            .iter()
+            .map(|param| (param.val() * Tensor::random([1000], Distribution::Default, device)).sum())
+            .reduce(|a, b| a + b)
+            .expect("ten");
+        let reduced = replica.reduce(&model, GradientsParams::from_grads(loss.backward(), &model))?;
+        let bits = model.params.iter().flat_map(|param| {
+            let gradient = reduced.grads.get::<Ddp<Flex>, 1>(param.id).expect("a gradient");
+            gradient.into_data().to_vec::<f32>().expect("floats").into_iter().map(f32::to_bits)
+        });
+        results.push(bits.fold(0u64, |hash, bits| (hash ^ u64::from(bits)).wrapping_mul(0x0100_0000_01b3)));
+    }
+    Ok(format!("{results:?}"))
+}
+
+/// pytorch/pytorch#30509: the bits changed with the bucket size.
+#[test]
+fn the_bucket_size_does_not_change_the_bits() {
+    let ranks = Launch::new("bucket size", 4).succeed();
+    assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{ranks:?}");
+    let hashes: Vec<_> = ranks[0].trim_matches(['[', ']']).split(", ").collect();
+    assert!(hashes.len() == 3 && hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
+}
