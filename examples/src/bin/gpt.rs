@@ -31,14 +31,12 @@ use burn::optim::{
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, Device, ElementConversion, Int, Tensor, TensorData};
-use burn_ddp::{Error, RankInfo, Result};
-#[path = "../shim.rs"]
-mod shim;
+use burn_ddp::launch::Launcher;
+use burn_ddp::{Ddp, Error, MicroStep, ProcessGroup, RankInfo, ReduceOp, Replica, ReplicaOptions, Result};
 use burn_flex::Flex;
 use burn_ndarray::NdArray;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
-use shim::*;
 use tracing_subscriber::EnvFilter;
 
 // ---------------------------------------------------------------------------------------------------- model
