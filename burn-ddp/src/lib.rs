@@ -1,11 +1,18 @@
 //! Data-parallel training for Burn.
 
 pub mod bucket;
+pub mod collective;
+pub mod control;
+#[cfg(feature = "burn")]
+pub mod backend;
 pub mod deadline;
 pub mod dtype;
 pub mod error;
 pub mod options;
+#[cfg(feature = "launcher")]
+pub mod launch;
 pub mod rank;
+pub mod rendezvous;
 pub mod store;
 pub mod transport;
 
@@ -23,6 +30,7 @@ mod reducer;
 pub mod replica;
 
 pub use dtype::{DType, ReduceOp};
+pub use backend::Ddp;
 pub use error::{Error, ErrorKind, Result};
 pub use options::GroupOptions;
 pub use rank::{Rank, RankInfo};

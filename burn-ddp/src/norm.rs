@@ -40,12 +40,12 @@ fn tree<T>(values: &[T], widen: impl Fn(&T) -> f64) -> f64 {
             sum + value * value
         })
     };
-    add(values.chunks(BLOCK).map(block).collect())
+    add(&values.chunks(BLOCK).map(block).collect::<Vec<_>>())
 }
 
 /// The sum of `values` in the tree's order.
-pub(crate) fn add(values: Vec<f64>) -> f64 {
-    pairwise(values, |left, right| left + right).unwrap_or(0.0)
+pub(crate) fn add(values: &[f64]) -> f64 {
+    pairwise(values, &|left, right| left + right).unwrap_or(0.0)
 }
 
 #[cfg(test)]

@@ -278,6 +278,6 @@ impl<B: AutodiffBackend> Replica<B> {
                 *gradient = Some(tensor);
             }
         }
-        Ok(norm::add(squares).sqrt())
+        Ok(norm::add(&squares).sqrt())
     }
 }

@@ -7,7 +7,17 @@
 
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+
+mod claim;
+mod memory;
+mod prefix;
+mod tcp;
+
+pub use claim::Claim;
+pub use memory::MemoryStore;
+pub use prefix::PrefixStore;
+pub use tcp::TcpStore;
 
 /// Bytes by key, shared by all ranks of a run.
 pub trait Store: Send + Sync {
@@ -23,4 +33,12 @@ pub trait Store: Send + Sync {
     /// Adds `delta` to the counter `key`, which starts at 0, and returns the new value. Counters and values
     /// are separate: a counter cannot be read by [`Store::get`].
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
+}
+
+/// The error of every store for a key that nobody set in time.
+fn not_set(key: &str, timeout: Duration) -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        format!("nobody set the store key '{key}' within {} s", timeout.as_secs_f64()),
+    )
 }

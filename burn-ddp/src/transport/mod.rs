@@ -12,9 +12,15 @@ use crate::rank::Rank;
 
 mod frame;
 mod liveness;
+mod loopback;
 
 pub use frame::{Header, OpKind};
 pub use liveness::{Liveness, PeerState};
+pub use loopback::{LoopbackTransport, loopback};
+mod peer;
+pub(crate) mod poll;
+pub mod tcp;
+pub use peer::PeerInfo;
 
 /// A wire between this rank and each of its peers. Frames between two ranks arrive in order.
 pub trait Transport: Send + 'static {

@@ -1,0 +1,81 @@
+//! Burn's hook into the backward pass, and the refusal of Burn's own data-parallel server.
+//!
+//! `DistributedBackend` mixes two things. One is a notification: during `backward()`, on the calling thread, Burn names
+//! the marked parameters, then hands over each of their gradients as soon as its last contribution is in, then says
+//! that all are in. The other is an implementation of it, in the default bodies: a server thread that reduces gradients
+//! between several devices of one process. `Ddp` is one process per device, so here a gradient that reached that server
+//! would wait for peers that do not exist, and a program that started it would train as many unrelated models as it has
+//! devices. None of the default bodies may therefore survive:
+//!
+//! - The doors to the server, [`start_communication_server`](DistributedBackend::start_communication_server) and the
+//!   collectives it is built on, refuse. They return no `Result`, so the refusal is a panic: the other choice is to
+//!   train unsynchronized in silence.
+//! - The notifications are accepted and leave every gradient as it is. A gradient is reduced after the backward pass, by
+//!   `Replica::reduce`, whether its parameter is marked or not: a mark can get lost (`fork`, `to_device` and a record
+//!   load drop it), and what depends on it may be speed but never rightness.
+
+use burn_backend::{
+    Backend, DeviceId,
+    distributed::{
+        CollectiveTensor, DistributedBackend, DistributedConfig, DistributedParams, ReduceOperation,
+        TensorRef,
+    },
+    tensor::{Device, FloatTensor},
+};
+
+use super::Ddp;
+
+impl<B: Backend> DistributedBackend for Ddp<B> {
+    fn start_communication_server(devices: &[Self::Device], _config: DistributedConfig) {
+        refuse(
+            "start_communication_server",
+            format_args!(
+                "`ExecutionStrategy::ddp` over {} devices of one process would train without synchronizing",
+                devices.len()
+            ),
+        )
+    }
+
+    fn close_communication_server(_device: &Self::Device) {}
+
+    fn register_sync_parameters(_device: &Self::Device, _distributed_params: Vec<DistributedParams>) {}
+
+    fn submit_sync_collective(_device: &Self::Device) {}
+
+    fn submit_gradient_sync(_tensor: TensorRef<Self>, _distributed_params: DistributedParams) {}
+
+    fn all_reduce(
+        _tensor: FloatTensor<Self>,
+        op: ReduceOperation,
+        device_ids: Vec<DeviceId>,
+    ) -> CollectiveTensor<Self> {
+        refuse(
+            "all_reduce",
+            format_args!("a {op:?} over {} devices of one process is not available", device_ids.len()),
+        )
+    }
+
+    fn sync_collective(device: &Self::Device) {
+        refuse("sync_collective", format_args!("no collective of one process can be pending on {device:?}"))
+    }
+
+    #[expect(unsafe_code, reason = "the trait declares this function unsafe")]
+    unsafe fn comm_device(tensor: &TensorRef<Self>) -> Device<Self> {
+        // SAFETY: the caller promises that the tensor behind the reference lives and that nobody writes to it.
+        B::float_device(unsafe { &*tensor.0 })
+    }
+
+    #[expect(unsafe_code, reason = "the trait declares this function unsafe")]
+    unsafe fn float_from_ref(tensor: &TensorRef<Self>) -> FloatTensor<Self> {
+        // SAFETY: the caller promises that the tensor behind the reference lives and that nobody writes to it.
+        unsafe { (*tensor.0).clone() }
+    }
+}
+
+/// Ends a call that Burn's in-process data parallelism makes, saying what to write instead.
+fn refuse(call: &str, why: std::fmt::Arguments<'_>) -> ! {
+    panic!(
+        "Ddp<B> refuses {call}: {why}. It runs one process per device: train a Learner with `DdpStrategy`, or a loop \
+         of your own with `Replica`, and start the processes with `burnrun`"
+    )
+}

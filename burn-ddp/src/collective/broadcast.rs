@@ -1,0 +1,58 @@
+//! `broadcast`: small data straight from the root, large data in chunks that all ranks pass on, so that the
+//! root's wire carries it twice at most and not once per rank.
+
+use super::exchange::{Exchange, byte_chunk};
+use super::{Collectives, SMALL, elements};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::transport::OpKind;
+
+impl Collectives {
+    /// Replaces `data` on every rank by the root's.
+    ///
+    /// # Errors
+    /// `Config` for a length that is no multiple of the element size or a root outside the group; else what
+    /// ended the operation (see [`Collectives`]), and `data` is then of no use.
+    pub fn broadcast(&mut self, dtype: DType, root: Rank, data: &mut [u8]) -> Result<()> {
+        self.check()?;
+        let count = elements("the data of broadcast", dtype, data)?;
+        let world_size = self.world_size();
+        if root.0 >= world_size {
+            return Err(Error::config(format!(
+                "the root of broadcast is {root}, but the group has {world_size}"
+            )));
+        }
+        let header = self.header(OpKind::Broadcast, dtype, count).with_root(root);
+        self.operation(header, |exchange, _| {
+            // Between two ranks chunks would take the same wire in two phases.
+            if data.len() <= SMALL || world_size == 2 {
+                return from_root(exchange, root, data, |bytes, _| 0..bytes);
+            }
+            let chunk = |bytes, rank| byte_chunk(bytes, dtype.size(), world_size, rank);
+            from_root(exchange, root, data, chunk)?;
+            exchange.gather_chunks(data, dtype.size(), Some(root))
+        })
+    }
+}
+
+/// Phase 0: the root sends each rank its part of `data`; all others exchange headers only.
+fn from_root(
+    exchange: &mut Exchange<'_>,
+    root: Rank,
+    data: &mut [u8],
+    part: impl Fn(usize, Rank) -> std::ops::Range<usize>,
+) -> Result<()> {
+    let rank = exchange.rank();
+    for (to, from) in exchange.rounds() {
+        if rank == root {
+            exchange.swap(0, (to, from), &data[part(data.len(), to)], &mut [])?;
+        } else if from == root {
+            let own = part(data.len(), rank);
+            exchange.swap(0, (to, from), &[], &mut data[own])?;
+        } else {
+            exchange.swap(0, (to, from), &[], &mut [])?;
+        }
+    }
+    Ok(())
+}

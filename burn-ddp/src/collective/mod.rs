@@ -1,0 +1,145 @@
+//! Collective operations over any wire.
+//!
+//! The algorithms stand between the wire, which moves frames and knows no arithmetic, and the communicator,
+//! which knows tensors and no peers. They see bytes, a [`DType`] and a [`ReduceOp`](crate::dtype::ReduceOp), so they serve every
+//! binding and every transport.
+//!
+//! Ranks exchange directly, each with each. With `N` ranks and a buffer of `n` bytes:
+//!
+//! | operation | rounds | bytes sent by a rank |
+//! |---|---|---|
+//! | `all_reduce` | 2 (N-1) | 2 n (N-1)/N |
+//! | `all_reduce` up to 4 KiB | N-1 | n (N-1) |
+//! | `reduce_scatter` | N-1 | n (N-1)/N |
+//! | `all_gather`, n per rank | N-1 | n (N-1) |
+//! | `broadcast` | 2 (N-1) | root: 2 n (N-1)/N, others: n (N-2)/N |
+//! | `broadcast` up to 4 KiB or between two | N-1 | root: n (N-1), others: 0 |
+//! | `barrier` | N-1 | 0 |
+//!
+//! That is the traffic of a ring, but the owner of a chunk holds the data of all ranks at once, so it can
+//! combine them in the one fixed order (`tree.rs`): a ring's order starts elsewhere in each chunk. And since
+//! in every operation each pair of ranks exchanges headers, ranks that disagree on what they are doing learn
+//! it in the operation where they do.
+
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::transport::{Header, OpKind, Transport};
+
+mod all_gather;
+mod all_reduce;
+mod barrier;
+mod broadcast;
+mod chunk;
+mod element;
+mod exchange;
+mod reduce_scatter;
+mod scratch;
+mod tree;
+
+pub use chunk::chunk;
+pub use tree::{pairwise, tree_reduce};
+
+use element::with_element;
+use exchange::Exchange;
+use scratch::Scratch;
+
+/// Up to so many bytes, one phase in which everybody gets everything beats two phases of chunks: rounds cost
+/// more than bytes.
+const SMALL: usize = 4096;
+
+/// The collective operations of one rank.
+///
+/// All ranks must call the same methods in the same order with the same counts, types and roots; a call that
+/// does not match is an error on every rank involved. After an error of the wire this value is poisoned and
+/// each later call returns that first error. Wrong arguments ([`ErrorKind::Config`]) are found before anything
+/// is sent and poison nothing, but the call has then not taken part in the operation.
+///
+/// Buffers are bytes in the machine's byte order. Those of reductions must be aligned to their elements.
+///
+/// [`ErrorKind::Config`]: crate::error::ErrorKind::Config
+pub struct Collectives {
+    transport: Box<dyn Transport>,
+    timeout: Duration,
+    sequence: u64,
+    scratch: Scratch,
+    failed: Option<Error>,
+}
+
+impl Collectives {
+    /// Operations over `transport`, each of which may last `timeout`.
+    pub fn new(transport: Box<dyn Transport>, timeout: Duration) -> Self {
+        Self { transport, timeout, sequence: 0, scratch: Scratch::default(), failed: None }
+    }
+
+    /// This process.
+    pub fn rank(&self) -> Rank {
+        self.transport.rank()
+    }
+
+    /// Number of processes.
+    pub fn world_size(&self) -> usize {
+        self.transport.world_size()
+    }
+
+    /// Number of the next operation: how many have been started so far.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// `Err` with the first error after one.
+    fn check(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn header(&self, kind: OpKind, dtype: DType, count: usize) -> Header {
+        Header::new(kind, self.sequence, dtype, count)
+    }
+
+    /// Runs the rounds of one operation: one sequence number, one deadline, and poison if it fails.
+    fn operation<T>(
+        &mut self,
+        header: Header,
+        rounds: impl FnOnce(&mut Exchange<'_>, &mut Scratch) -> Result<T>,
+    ) -> Result<T> {
+        self.sequence += 1;
+        let mut exchange =
+            Exchange { transport: self.transport.as_mut(), header, deadline: Deadline::after(self.timeout) };
+        let result = rounds(&mut exchange, &mut self.scratch);
+        self.failed = result.as_ref().err().cloned();
+        result
+    }
+}
+
+/// Elements in `data`, the argument that `name` names.
+fn elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
+    if data.len().is_multiple_of(dtype.size()) {
+        return Ok(data.len() / dtype.size());
+    }
+    Err(Error::config(format!(
+        "{name} has {} bytes, which is no multiple of the {} bytes of {dtype}",
+        data.len(),
+        dtype.size()
+    )))
+}
+
+/// Like [`elements`], for an argument that takes part in arithmetic where it is.
+fn aligned_elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
+    let count = elements(name, dtype, data)?;
+    // The pointer of an empty slice may be anything.
+    if count == 0 || with_element!(dtype, T => data.as_ptr().cast::<T>().is_aligned()) {
+        return Ok(count);
+    }
+    Err(Error::config(format!("{name} is not aligned to the {} bytes of {dtype}", dtype.size())))
+}
+
+/// Refuses an output of another length than the operation fills.
+fn expect_length(name: &str, got: usize, expected: usize) -> Result<()> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(Error::config(format!("{name} has {got} bytes, but the operation fills {expected}")))
+}

@@ -1,0 +1,37 @@
+//! `reduce_scatter`: the first half of an `all_reduce`, for callers that keep only their chunk.
+
+use super::exchange::byte_chunk;
+use super::tree::reduce_in_place;
+use super::{Collectives, aligned_elements, elements, expect_length};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::Result;
+use crate::transport::OpKind;
+
+impl Collectives {
+    /// Fills `output` on each rank with its [`chunk`](super::chunk) of the reduction of all ranks' `input`.
+    /// The bits are those of an [`all_reduce`](Collectives::all_reduce).
+    ///
+    /// # Errors
+    /// `Config` for a length that is no multiple of the element size, an `output` that is not aligned or not
+    /// exactly this rank's chunk; else what ended the operation (see [`Collectives`]).
+    pub fn reduce_scatter(
+        &mut self,
+        dtype: DType,
+        op: ReduceOp,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<()> {
+        self.check()?;
+        let count = elements("the input of reduce_scatter", dtype, input)?;
+        aligned_elements("the output of reduce_scatter", dtype, output)?;
+        let (rank, world_size) = (self.rank(), self.world_size());
+        let chunk = |rank| byte_chunk(input.len(), dtype.size(), world_size, rank);
+        expect_length("the output of reduce_scatter", output.len(), chunk(rank).len())?;
+        let header = self.header(OpKind::ReduceScatter, dtype, count).with_reduce(op);
+        self.operation(header, |exchange, scratch| {
+            let pieces = exchange.collect(scratch, output.len(), |to| &input[chunk(to)])?;
+            output.copy_from_slice(&input[chunk(rank)]);
+            reduce_in_place(op, dtype, rank.0, &pieces, output)
+        })
+    }
+}

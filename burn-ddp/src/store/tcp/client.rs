@@ -1,0 +1,165 @@
+//! The client side of the store: calls from any thread.
+//!
+//! Every call has a connection to itself while it lasts. Idle ones are kept, and a call that finds none opens
+//! another (the server takes any number from one process), so a get that waits never holds up a set from
+//! another thread, nothing polls, and no thread has to hand answers to callers. The price is one connection
+//! for each call at the same time, of which start-up makes two or three.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::link::{Link, Obstacle};
+use super::protocol::{Request, Response};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::rank::Rank;
+use crate::store::Claim;
+
+/// Time for the server's answer on top of what a call waits for by itself. The server has a thread of its own
+/// and answers at once, so this much silence means that its process is stopped or its host is gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// Time for one of several attempts to connect.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Calls to the server at one address.
+pub(super) struct Client {
+    server: SocketAddr,
+    local: SocketAddr,
+    hello: Request,
+    idle: Mutex<Vec<Link>>,
+    /// Set when the store has ended; every later call returns it.
+    ended: OnceLock<Error>,
+}
+
+/// All addresses of `host`, in the order of the system's resolver.
+pub(super) fn resolve(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+    Ok((bare(host), port).to_socket_addrs()?.collect())
+}
+
+/// Whether `host` is an address rather than a name.
+pub(super) fn is_address(host: &str) -> bool {
+    bare(host).parse::<IpAddr>().is_ok()
+}
+
+/// An IPv6 address may be written as in a URL.
+fn bare(host: &str) -> &str {
+    let host = host.trim();
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+impl Client {
+    /// Connects to the store at `host`:`port`, which may not be there yet, trying all of its addresses until
+    /// `deadline`.
+    pub(super) fn connect(host: &str, port: u16, claim: &Claim, deadline: Deadline) -> Result<Self> {
+        let hello = Request::Hello { claim: claim.clone(), serves: false };
+        let mut pause = FIRST_PAUSE;
+        loop {
+            // Names of other nodes may appear later than this process, so they are resolved each time.
+            let (addresses, mut obstacle) = match resolve(host, port) {
+                Ok(addresses) => (addresses, format!("'{host}' has no address")),
+                Err(error) => (Vec::new(), error.to_string()),
+            };
+            for address in addresses {
+                let attempt = Deadline::after(deadline.remaining().min(ATTEMPT_LIMIT));
+                match Link::open(address, &hello, attempt) {
+                    Ok(link) => return Self::new(address, hello, link),
+                    // The store of an attempt before this one may still be on its way out.
+                    Err(Obstacle::Refused(error)) if !matches!(error.kind(), ErrorKind::PeerFinished(_)) => {
+                        return Err(error);
+                    }
+                    Err(other) => obstacle = format!("{address}: {other}"),
+                }
+            }
+            let left = deadline.remaining();
+            if left.is_zero() {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!(
+                        "{} cannot reach the store of rank 0 at {host}:{port} within {} s ({obstacle}): check \
+                         that rank 0 is running, that MASTER_ADDR and MASTER_PORT are the same on all ranks, \
+                         and that no firewall is in between",
+                        claim.rank,
+                        deadline.limit().as_secs_f64(),
+                    ),
+                ));
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn new(server: SocketAddr, hello: Request, link: Link) -> Result<Self> {
+        let local =
+            link.local_addr().map_err(|error| Error::io("cannot read the address of a connection", error))?;
+        Ok(Self { server, local, hello, idle: Mutex::new(vec![link]), ended: OnceLock::new() })
+    }
+
+    /// Where the server was reached.
+    pub(super) fn server(&self) -> SocketAddr {
+        self.server
+    }
+
+    /// This end of the connection.
+    pub(super) fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Replaces the address of this end by one that others can reach.
+    pub(super) fn seen_from_outside(&mut self, ip: IpAddr) {
+        self.local.set_ip(ip);
+    }
+
+    /// One request and its answer, which may take `wait` by itself.
+    pub(super) fn call(
+        &self,
+        request: &Request,
+        value: &[u8],
+        wait: Duration,
+    ) -> Result<(Response, Vec<u8>)> {
+        if let Some(error) = self.ended.get() {
+            return Err(error.clone());
+        }
+        let deadline = Deadline::after(wait.saturating_add(ANSWER_LIMIT));
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let link = match idle {
+            Some(link) => Ok(link),
+            None => Link::open(self.server, &self.hello, deadline),
+        };
+        let answered = link.and_then(|mut link| link.call(request, value, deadline).map(|got| (link, got)));
+        match answered {
+            Ok((link, answer)) => {
+                self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(link);
+                Ok(answer)
+            }
+            Err(obstacle) => Err(self.failed(obstacle)),
+        }
+    }
+
+    fn failed(&self, obstacle: Obstacle) -> Error {
+        match obstacle {
+            // Slowness may pass; everything else is the end.
+            Obstacle::Silent(limit) => Error::new(
+                ErrorKind::Timeout,
+                format!(
+                    "rank 0, which serves the store at {}, did not answer within {} s: its process is stopped \
+                     or its host is gone",
+                    self.server,
+                    limit.as_secs_f64()
+                ),
+            ),
+            Obstacle::Refused(error) => self.ended.get_or_init(|| error).clone(),
+            lost @ (Obstacle::Closed(_) | Obstacle::Foreign(_)) => {
+                let error = || {
+                    Error::new(
+                        ErrorKind::PeerLost(Rank(0)),
+                        format!("rank 0, which serves the store at {}, is lost: {lost}", self.server),
+                    )
+                };
+                self.ended.get_or_init(error).clone()
+            }
+        }
+    }
+}

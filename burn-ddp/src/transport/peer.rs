@@ -1,0 +1,36 @@
+//! What a rank tells its peers about itself before they connect.
+
+use std::fmt;
+//! How one process of a group is found.
+use std::net::SocketAddr;
+
+use derive_new::new;
+use serde::{Deserialize, Serialize};
+
+use crate::rank::Rank;
+
+/// One rank as its peers see it: where to reach it, and which process to name when it fails.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, new)]
+pub struct PeerInfo {
+    /// Its position in the group.
+    pub rank: Rank,
+    /// The host it runs on.
+    #[new(into)]
+    pub host: String,
+    /// Its process on that host.
+    pub pid: u32,
+    /// Where it accepts connections of its peers.
+    pub address: SocketAddr,
+}
+
+impl fmt::Display for PeerInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {} on host {})", self.rank, self.pid, self.host)
+    }
+}
+/// What a rank publishes of itself so that the others can connect to it and name it in messages.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, new)]
+    /// Position in the group.
+    /// Name of its host.
+    /// Process id on that host.
+    /// Where it listens.
