@@ -34,7 +34,8 @@ impl<B: Backend> Model<B> {
         };
         let linear = |inputs: usize, outputs: usize, seed: usize| {
             let mut linear = LinearConfig::new(inputs, outputs).init::<B>(device);
-            linear.weight = Param::from_data(filled(&[inputs, outputs], seed).convert::<B::FloatElem>(), device);
+            linear.weight =
+                Param::from_data(filled(&[inputs, outputs], seed).convert::<B::FloatElem>(), device);
             linear.bias =
                 Some(Param::from_data(filled(&[outputs], seed + 1).convert::<B::FloatElem>(), device));
             linear

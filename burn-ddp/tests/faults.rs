@@ -73,8 +73,7 @@ fn a_killed_rank_is_named_within_five_seconds_in_every_collective() {
 #[test]
 fn a_stopped_rank_is_named_when_its_heartbeat_is_missing() {
     for kind in ["all_reduce", "barrier"] {
-        let mut ranks =
-            Launch::new("collective", 3).argument(kind).env("BURN_DDP_PEER_TIMEOUT", "2").start();
+        let mut ranks = Launch::new("collective", 3).argument(kind).env("BURN_DDP_PEER_TIMEOUT", "2").start();
         (0..3).for_each(|rank| ranks.wait_for_mark(rank, "connected"));
         ranks.signal(2, Signal::STOP);
         for rank in 0..2 {

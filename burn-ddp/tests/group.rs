@@ -166,7 +166,8 @@ fn peers() -> Result<String> {
 fn rank_zero_is_found_under_any_name_of_this_host() {
     let host = hostname::get().expect("a name").to_string_lossy().into_owned();
     for address in ["localhost", "127.0.0.1", "127.0.0.2", "::1", host.as_str()] {
-        let resolves = std::net::ToSocketAddrs::to_socket_addrs(&(address, 1)).ok().and_then(|mut all| all.next());
+        let resolves =
+            std::net::ToSocketAddrs::to_socket_addrs(&(address, 1)).ok().and_then(|mut all| all.next());
         let usable = resolves.is_some_and(|resolved| std::net::TcpListener::bind((resolved.ip(), 0)).is_ok());
         if !usable {
             eprintln!("skipped {address}: this machine cannot listen on it");

@@ -33,7 +33,8 @@ pub fn run_case(cases: &[(&str, Case)]) {
     let (_, case) = cases.iter().find(|(known, _)| *known == name).expect("a case of the table");
     match case() {
         Ok(text) => {
-            std::fs::write(std::env::var(RESULT).expect("set with the case"), text).expect("a writable result");
+            std::fs::write(std::env::var(RESULT).expect("set with the case"), text)
+                .expect("a writable result");
             std::process::exit(0);
         }
         Err(error) => {
@@ -227,5 +228,8 @@ impl Outcome {
 
 /// All outcomes, for a failed test.
 pub fn tell(outcomes: &[Outcome]) -> String {
-    outcomes.iter().map(|outcome| format!("{:?}: {}{}\n", outcome.status, outcome.stderr, outcome.text)).collect()
+    outcomes
+        .iter()
+        .map(|outcome| format!("{:?}: {}{}\n", outcome.status, outcome.stderr, outcome.text))
+        .collect()
 }

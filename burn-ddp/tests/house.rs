@@ -31,7 +31,8 @@ fn used(source: &str) -> BTreeSet<String> {
             let names = rest.strip_prefix('{').map_or(rest, |list| list.split('}').next().unwrap_or(list));
             let several = rest.starts_with('{');
             for name in names.split(',') {
-                let name: String = name.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                let name: String =
+                    name.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
                 found.insert(name);
                 if !several {
                     break;
@@ -49,7 +50,8 @@ fn wrong(module: &str, name: &str) -> Option<String> {
         return None;
     }
     if let Some((_, allowed)) = BESIDE.iter().find(|(known, _)| *known == module) {
-        return (!allowed.contains(&name)).then(|| format!("{module} uses {name}, but may use only {allowed:?}"));
+        return (!allowed.contains(&name))
+            .then(|| format!("{module} uses {name}, but may use only {allowed:?}"));
     }
     match (floor(module), floor(name)) {
         (Some(0), Some(0)) => None,

@@ -12,6 +12,7 @@ mod toy;
 #[test]
 #[ignore = "not a test: the entry of the processes that tests launch"]
 fn rank_process() {
-    let tables = [equivalence::CASES, faults::CASES, group::CASES, regression::CASES, startup::CASES, toy::CASES];
+    let tables =
+        [equivalence::CASES, faults::CASES, group::CASES, regression::CASES, startup::CASES, toy::CASES];
     harness::run_case(&tables.concat());
 }

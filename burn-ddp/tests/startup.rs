@@ -56,8 +56,7 @@ fn seeds() -> Result<String> {
     let group = group()?;
     B::seed(group.device(), 1 + group.rank().0 as u64);
     let model = Net::<B>::new(&[[4, 4], [4, 4]], group.device());
-    let (mut model, mut replica) =
-        Replica::new(model, &group, ReplicaOptions::new().with_check_every(2))?;
+    let (mut model, mut replica) = Replica::new(model, &group, ReplicaOptions::new().with_check_every(2))?;
     let before = replica.parameter_hash(&model)?;
     let mut optimizer = AdamConfig::new().init();
     for _ in 0..5 {
@@ -265,7 +264,10 @@ struct Normed<B: Backend> {
 fn running_state() -> Result<String> {
     let group = group()?;
     let device = group.device();
-    let model = Normed::<B> { inner: LinearConfig::new(2, 2).init(device), norm: BatchNormConfig::new(2).init(device) };
+    let model = Normed::<B> {
+        inner: LinearConfig::new(2, 2).init(device),
+        norm: BatchNormConfig::new(2).init(device),
+    };
     let forward = |model: &Normed<B>, value: f32| {
         let x = Tensor::<B, 3>::ones([2, 2, 4], device) * value;
         model.norm.forward(x)
@@ -273,7 +275,8 @@ fn running_state() -> Result<String> {
     if group.rank().is_root() {
         let _ = forward(&model, 10.0);
     }
-    let mean = |model: &Normed<B>| format!("{:?}", model.norm.running_mean.value_sync().into_data().to_vec::<f32>());
+    let mean =
+        |model: &Normed<B>| format!("{:?}", model.norm.running_mean.value_sync().into_data().to_vec::<f32>());
     let (mut model, mut replica) = Replica::new(model, &group, ReplicaOptions::new())?;
     let at_start = mean(&model);
     let mut optimizer = AdamConfig::new().init();

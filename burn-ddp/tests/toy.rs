@@ -12,8 +12,12 @@ use burn_flex::Flex;
 
 use crate::harness::{Case, Launch, argument};
 
-pub const CASES: &[(&str, Case)] =
-    &[("toy", toy), ("partly used", partly_used), ("one reduction", one_reduction), ("two hundred", two_hundred)];
+pub const CASES: &[(&str, Case)] = &[
+    ("toy", toy),
+    ("partly used", partly_used),
+    ("one reduction", one_reduction),
+    ("two hundred", two_hundred),
+];
 
 type B = Autodiff<Ddp<Flex>>;
 
@@ -45,7 +49,8 @@ struct Scenario {
 
 impl Scenario {
     fn new(windows: &[&[&[f32]]]) -> Self {
-        let windows = windows.iter().map(|window| window.iter().map(|micro| micro.to_vec()).collect()).collect();
+        let windows =
+            windows.iter().map(|window| window.iter().map(|micro| micro.to_vec()).collect()).collect();
         Self { windows, weighted: false, options: ReplicaOptions::new().with_norm(), divisor: 1.0 }
     }
 
@@ -61,14 +66,17 @@ impl Scenario {
         let pick = |ranks: [&[&[&[f32]]]; 2]| Self::new(ranks[rank % 2]);
         match name {
             "mean" => pick([&[&[&[1., 3.]]], &[&[&[5., 7.]]]]),
-            "sum" => pick([&[&[&[1., 3.]]], &[&[&[5., 7.]]]]).with(|o| o.with_reduction(GradientReduction::Sum)),
+            "sum" => {
+                pick([&[&[&[1., 3.]]], &[&[&[5., 7.]]]]).with(|o| o.with_reduction(GradientReduction::Sum))
+            }
             "accumulated" => pick([&[&[&[1.], &[2.]]], &[&[&[3.], &[4.]]]]),
             "unequal" => pick([&[&[&[1., 2.]]], &[&[&[3.]]]]),
             "unequal, weighted" => pick([&[&[&[1., 2.]]], &[&[&[3.]]]]).weighted(),
             "three to one" => pick([&[&[&[1., 1., 1.]]], &[&[&[5.]]]]),
             "three to one, weighted" => pick([&[&[&[1., 1., 1.]]], &[&[&[5.]]]]).weighted(),
             "divided beforehand" => {
-                let scenario = pick([&[&[&[1.]]], &[&[&[3.]]]]).with(|o| o.with_reduction(GradientReduction::Sum));
+                let scenario =
+                    pick([&[&[&[1.]]], &[&[&[3.]]]]).with(|o| o.with_reduction(GradientReduction::Sum));
                 Self { divisor: 2.0, ..scenario }
             }
             "four micro-steps" => pick([&[&[&[1.], &[1.], &[1.], &[1.]]]; 2]),
@@ -100,7 +108,8 @@ fn toy() -> Result<String> {
                 return MicroStep::empty();
             }
             let loss = model.loss(items, divisor);
-            let micro_step = MicroStep::new(GradientsParams::from_grads(loss.backward(), model)).with_loss(loss);
+            let micro_step =
+                MicroStep::new(GradientsParams::from_grads(loss.backward(), model)).with_loss(loss);
             if weighted { micro_step.with_weight(items.len() as f64) } else { micro_step }
         };
         for items in before {
@@ -199,8 +208,7 @@ fn partly_used() -> Result<String> {
             (0, "some") => model.a.val() * 2.0 + model.b.val() * 4.0,
             _ => model.a.val() * 6.0,
         };
-        let reduced =
-            replica.reduce(&model, GradientsParams::from_grads(loss.sum().backward(), &model))?;
+        let reduced = replica.reduce(&model, GradientsParams::from_grads(loss.sum().backward(), &model))?;
         if step == 0 {
             let gradient = |param: &Param<Tensor<B, 1>>| {
                 let gradient = reduced.grads.get::<Ddp<Flex>, 1>(param.id);
@@ -268,7 +276,10 @@ fn two_hundred() -> Result<String> {
     let (model, mut replica) = Replica::new(Many { params }, &group, ReplicaOptions::new())?;
     let before = group.stats().total_calls();
     let loss = model.params.iter().map(|param| param.val().sum()).reduce(|a, b| a + b).expect("many");
-    replica.reduce(&model, MicroStep::new(GradientsParams::from_grads(loss.backward(), &model)).with_loss(loss))?;
+    replica.reduce(
+        &model,
+        MicroStep::new(GradientsParams::from_grads(loss.backward(), &model)).with_loss(loss),
+    )?;
     Ok((group.stats().total_calls() - before).to_string())
 }
 

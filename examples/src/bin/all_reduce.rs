@@ -1,0 +1,86 @@
+//! Hello, ranks: every process says who it is, then they add up a small tensor and check the sum.
+//!
+//! ```text
+//! cargo run --bin all_reduce                                    # a world of one
+//! cargo run --bin all_reduce -- --nproc 3                       # three processes on this machine
+//! burnrun --nproc-per-node 3 target/debug/all_reduce            # the same under a launcher
+//! ```
+
+use std::process::ExitCode;
+
+use burn::tensor::Tensor;
+use burn_ddp::launch::Launcher;
+use burn_ddp::{Ddp, Error, ErrorKind, ProcessGroup, RankInfo, ReduceOp, Result};
+use burn_flex::{Flex, FlexDevice};
+use clap::Parser;
+
+/// Every process says who it is, then they add up a small tensor and check the sum.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Start this many processes on this machine; without it, be the rank that the environment names, or the only one
+    #[arg(long)]
+    nproc: Option<usize>,
+}
+
+fn hello() -> Result<()> {
+    let device = FlexDevice;
+    let group = ProcessGroup::<Ddp<Flex>>::from_env(&device)?;
+    let (rank, world_size) = (group.rank(), group.world_size());
+
+    // Lines of several processes arrive in any order, so rank 0 collects them and prints.
+    let host = hostname::get().map_err(|error| Error::io("cannot tell this host's name", error))?;
+    let line = format!(
+        "{rank} of {world_size} on host {}, process {}, device {device:?}",
+        host.to_string_lossy(),
+        std::process::id()
+    );
+    let lines = group.all_gather_bytes(line.into_bytes())?;
+    if rank.is_root() {
+        lines.iter().for_each(|line| println!("{}", String::from_utf8_lossy(line)));
+    }
+
+    // Element i is (rank + 1) * (i + 1), so its sum over n ranks is (i + 1) * n (n + 1) / 2: whole numbers, exact.
+    let tensor = |factor: usize| {
+        Tensor::<Ddp<Flex>, 1>::from_floats([1, 2, 3, 4].map(|i| (i * factor) as f32), &device)
+    };
+    let sum = group.all_reduce(tensor(rank.0 + 1), ReduceOp::Sum).wait()?.into_data();
+    let expected = tensor(world_size * (world_size + 1) / 2).into_data();
+    if sum != expected {
+        return Err(Error::new(ErrorKind::Diverged, format!("{rank} has {sum}, expected {expected}")));
+    }
+    // Only when all ranks have come here has everybody compared.
+    group.barrier()?;
+    if rank.is_root() {
+        println!("all_reduce: {sum} on all {world_size} ranks, as expected");
+        let stats = group.stats();
+        for (kind, of_kind) in &stats.by_kind {
+            println!("{kind}: {} call(s), {} bytes given by rank 0", of_kind.calls, of_kind.bytes);
+        }
+        println!("waited {:?}", stats.waited);
+    }
+    Ok(())
+}
+
+fn run(args: &Args) -> Result<()> {
+    let rank = RankInfo::from_env()?;
+    match args.nproc {
+        Some(0) => Err(Error::config("--nproc 0: give at least 1")),
+        Some(nproc) if rank.master.is_none() => Launcher::new(nproc).args(std::env::args_os().skip(1)).run(),
+        Some(nproc) if nproc != rank.world_size => Err(Error::config(format!(
+            "--nproc {nproc} under a launcher of {} processes: leave --nproc out",
+            rank.world_size
+        ))),
+        _ => hello(),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("all_reduce: {error}");
+            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The program `gpt`: run as users run it, and its parts.
+
+#[path = "../src/bin/gpt.rs"]
+#[allow(dead_code)]
+mod gpt;
+mod programs;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use burn::backend::Autodiff;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{GradientsParams, Optimizer, SimpleOptimizer};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_flex::{Flex, FlexDevice};
+use clap::Parser;
+use programs::{LIMIT, assert_refused, command, finish, kill, run, stdout};
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_gpt");
+/// A model that trains in seconds in a build without optimization; four micro-batches are a global batch.
+const TINY: &str =
+    "--layers 1 --heads 2 --embd 16 --batch-size 2 --seq-len 16 --total-batch-tokens 128 --seed 7";
+
+/// `gpt` with a tiny model, `args` added, and its text in `directory`: so short that 30 steps meet its end.
+fn tiny(directory: &Path, args: &str) -> std::process::Command {
+    let text = directory.join("text.txt");
+    std::fs::write(&text, &include_str!("../data/new-testament.txt")[..3000]).unwrap();
+    let mut command = command(PROGRAM, &format!("{TINY} {args} --data"));
+    command.arg(text);
+    command
+}
+
+fn records(log: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(log).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Runs `args` with a log and returns standard output and the log's records.
+fn logged(args: &str) -> (String, Vec<Value>) {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log.json");
+    let mut command = tiny(directory.path(), args);
+    command.arg("--log-json").arg(&log);
+    let text = stdout(&run(command));
+    (text, records(&log))
+}
+
+fn assert_close(a: f64, b: f64, what: &str) {
+    assert!((a - b).abs() <= 1e-5 * a.abs().max(b.abs()), "{what}: {a} and {b}");
+}
+
+fn number(record: &Value, field: &str) -> f64 {
+    record[field].as_f64().unwrap_or_else(|| panic!("{record} has no number {field}"))
+}
+
+#[test]
+fn numbers_are_the_same_for_every_world_size() {
+    let (_, alone) = logged("--steps 30 --warmup-steps 5");
+    for nproc in [1, 2, 4] {
+        let (text, records) = logged(&format!("--steps 30 --warmup-steps 5 --nproc {nproc}"));
+        assert!(text.contains(&format!("equal on all {nproc} ranks")), "{text}");
+        assert_eq!(records.len(), 30);
+        for (step, (one, many)) in alone.iter().zip(&records).enumerate() {
+            let fields: Vec<_> = many.as_object().unwrap().keys().map(String::as_str).collect();
+            assert_eq!(fields, ["dt_ms", "loss", "lr", "norm", "step", "tokens_per_sec", "world_size"]);
+            assert_eq!((&many["step"], &many["world_size"]), (&step.into(), &nproc.into()));
+            for field in ["loss", "norm", "lr"] {
+                assert_close(number(one, field), number(many, field), &format!("{field} of step {step}"));
+            }
+        }
+    }
+    assert!(number(&alone[29], "loss") < number(&alone[0], "loss") - 0.5);
+}
+
+#[test]
+fn a_world_of_one_is_the_plain_loop_bit_for_bit() {
+    let flags = "--layers 1 --heads 2 --embd 16 --batch-size 4 --seq-len 16 --total-batch-tokens 64 --clip 0";
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log.json");
+    let mut command = command(PROGRAM, &format!("{flags} --steps 12 --log-json"));
+    command.arg(&log);
+    stdout(&run(command));
+
+    let args = gpt::Args::parse_from(format!("gpt {flags} --steps 12").split_whitespace());
+    let plan = gpt::Plan::new(&args, 1).unwrap();
+    let device = FlexDevice;
+    Autodiff::<Flex>::seed(&device, args.seed);
+    let mut model = gpt::Gpt::<Autodiff<Flex>>::new(&plan.model, &device);
+    let mut optimizer = OptimizerAdaptor::from(gpt::DecayMatrices::new(args.weight_decay));
+    for record in records(&log) {
+        let step = record["step"].as_u64().unwrap() as usize;
+        let stretch = gpt::stretch(plan.text.train.len(), 64, 64, step, 0);
+        let (inputs, targets) = gpt::batch(&plan.text.train[stretch], args.seq_len, &device);
+        let loss = model.loss(inputs, targets);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(gpt::learning_rate(args.lr, args.warmup(), 12, step), model, grads);
+        assert_eq!(number(&record, "loss"), f64::from(loss.into_scalar()), "step {step}");
+    }
+}
+
+/// Starts `command` and returns when it has printed `lines` steps, with the rest of its output still to come.
+fn start(mut command: std::process::Command, lines: usize) -> Child {
+    let mut child = command.spawn().unwrap();
+    let mut reader = BufReader::with_capacity(1, child.stdout.take().unwrap());
+    let mut line = String::new();
+    let mut seen = 0;
+    while seen < lines {
+        line.clear();
+        assert!(reader.read_line(&mut line).unwrap() > 0, "{:?}", finish(child, LIMIT));
+        seen += usize::from(line.contains("step "));
+    }
+    // Somebody must go on reading, or the program would stop at a full pipe.
+    std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+    child
+}
+
+#[test]
+fn a_world_of_one_opens_no_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let child = start(tiny(directory.path(), "--steps 1000000"), 3);
+    let links: Vec<_> = std::fs::read_dir(format!("/proc/{}/fd", child.id()))
+        .unwrap()
+        .map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap().display().to_string())
+        .collect();
+    kill(child.id());
+    assert!(links.len() >= 3 && !links.iter().any(|link| link.starts_with("socket:")), "{links:?}");
+}
+
+/// The processes whose parent is `launcher` and whose rank is known.
+fn ranks_of(launcher: u32) -> Vec<(usize, u32)> {
+    let rank_of = |id: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+        status.lines().find(|line| *line == format!("PPid:\t{launcher}"))?;
+        let environment = std::fs::read(format!("/proc/{id}/environ")).ok()?;
+        let rank = environment.split(|byte| *byte == 0).find_map(|pair| pair.strip_prefix(b"RANK="))?;
+        Some((std::str::from_utf8(rank).ok()?.parse().ok()?, id))
+    };
+    let ids = std::fs::read_dir("/proc").unwrap();
+    let ids = ids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut ranks: Vec<_> = ids.filter_map(rank_of).collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_and_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log.json");
+    let mut command = tiny(directory.path(), "--steps 1000000 --nproc 2");
+    command.arg("--log-json").arg(&log);
+    let launcher = start(command, 3);
+    let ranks = ranks_of(launcher.id());
+    assert_eq!(ranks.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [0, 1]);
+
+    let killed = Instant::now();
+    kill(ranks[1].1);
+    let output = finish(launcher, LIMIT);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(killed.elapsed() < Duration::from_secs(5), "{:?}: {errors}", killed.elapsed());
+    assert_eq!(output.status.code(), Some(137), "{errors}");
+    assert!(errors.lines().any(|line| line.contains("gpt: ") && line.contains("rank 1")), "{errors}");
+    for (rank, id) in ranks {
+        assert!(!Path::new(&format!("/proc/{id}")).exists(), "rank {rank} is left");
+    }
+    // Every step that was logged is there, whole.
+    let steps: Vec<_> = records(&log).iter().map(|record| record["step"].as_u64().unwrap()).collect();
+    assert!(steps.len() >= 3 && steps.iter().copied().eq(0..steps.len() as u64));
+}
+
+#[test]
+fn both_backends_and_the_gpt2_tokenizer_train() {
+    for args in ["--backend flex", "--backend ndarray", "--tokenizer gpt2"] {
+        let (text, records) = logged(&format!("{args} --steps 2 --nproc 2"));
+        assert_eq!(records.len(), 2, "{args}: {text}");
+        assert!(records.iter().all(|record| number(record, "loss").is_finite()), "{args}: {text}");
+    }
+}
+
+#[test]
+fn held_out_loss_does_not_depend_on_the_world_size() {
+    let held_out = |args: &str| -> Vec<f64> {
+        let (text, records) = logged(&format!("--steps 4 --eval-every 2 {args}"));
+        assert_eq!(records.len(), 4);
+        let numbers = text.lines().filter_map(|line| line.split_once("held-out loss "));
+        numbers.map(|(_, number)| number.trim().parse().unwrap()).collect()
+    };
+    let (one, two) = (held_out(""), held_out("--nproc 2"));
+    assert_eq!((one.len(), two.len()), (2, 2));
+    one.iter().zip(&two).for_each(|(one, two)| assert_close(*one, *two, "held-out loss"));
+}
+
+#[test]
+fn wrong_input_is_one_line_and_writes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.display().to_string()
+    };
+    let empty = file("empty", b"");
+    let short = file("short", &[b'a'; 2276]);
+    let binary = file("binary", b"abc\xff");
+    let cases = [
+        ("--nproc 0", vec!["--nproc 0"]),
+        ("--total-batch-tokens 2000 --nproc 2", vec!["2000", "= 1024", "1024 or 2048"]),
+        ("--total-batch-tokens 100", vec!["100", "use 512"]),
+        ("--total-batch-tokens 0", vec!["--total-batch-tokens 0"]),
+        ("--seq-len 0", vec!["--seq-len 0"]),
+        ("--batch-size 0", vec!["--batch-size 0"]),
+        ("--batch-size 9999999999999999999 --seq-len 9", vec!["--batch-size"]),
+        ("--steps 0", vec!["--steps 0"]),
+        ("--heads 0", vec!["--heads 0"]),
+        ("--embd 100 --heads 3", vec!["--embd 100", "--heads 3", "99 or 102"]),
+        ("--lr NaN", vec!["--lr NaN"]),
+        ("--clip=-1", vec!["--clip -1"]),
+        ("--log-json /no/such/directory/log", vec!["--log-json", "/no/such/directory/log"]),
+        ("--data /no/such/file", vec!["--data /no/such/file"]),
+        (&format!("--data {empty}"), vec!["empty"]),
+        (&format!("--data {short}"), vec!["2049 tokens", "2048"]),
+        (&format!("--data {binary}"), vec!["not UTF-8 at byte 3"]),
+        (&format!("--data {short} --total-batch-tokens 512 --eval-every 1"), vec!["--eval-every"]),
+    ]
+    .map(|(args, words)| (args.to_string(), words));
+    let log = directory.path().join("log.json");
+    for (args, words) in cases {
+        for nproc in ["", "--nproc 2 "] {
+            if args.contains("--nproc") && !nproc.is_empty() {
+                continue;
+            }
+            let mut command = command(PROGRAM, &format!("{nproc}{args}"));
+            if !args.contains("--log-json") {
+                command.arg("--log-json").arg(&log);
+            }
+            assert_refused(&run(command), if nproc.is_empty() { &words } else { &words[..1] });
+            assert!(!log.exists(), "{args} wrote a log");
+        }
+    }
+}
+
+#[test]
+fn accumulation_follows_from_the_total_or_proposes_others() {
+    for (total, world_size, expected) in [(2048, 1, 4), (2048, 2, 2), (2048, 4, 1), (1536, 3, 1)] {
+        assert_eq!(gpt::accumulation(total, 8, 64, world_size).unwrap(), expected);
+    }
+    for (total, world_size, proposal) in [(2048, 3, "use 1536 or 3072"), (500, 1, "use 512")] {
+        let error = gpt::accumulation(total, 8, 64, world_size).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().ends_with(proposal), "{error}");
+    }
+}
+
+#[test]
+fn micro_batches_of_all_ranks_are_the_global_batch_in_order() {
+    let (train, total, micro_batch) = (1000, 128, 32);
+    for world_size in [1, 2, 4] {
+        let accumulation = gpt::accumulation(total, 2, 16, world_size).unwrap();
+        for step in 0..20 {
+            let stretches: Vec<_> = (0..world_size)
+                .flat_map(|rank| rank * accumulation..(rank + 1) * accumulation)
+                .map(|micro| gpt::stretch(train, total, micro_batch, step, micro))
+                .collect();
+            // 999 tokens have a successor, which makes seven global batches before the text starts again.
+            let start = step % 7 * total;
+            let expected: Vec<_> = (0..4).map(|i| start + i * 32..start + i * 32 + 33).collect();
+            assert_eq!(stretches, expected, "step {step} of world size {world_size}");
+        }
+    }
+    assert_eq!(gpt::stretch(129, 128, 128, 5, 0), 0..129);
+}
+
+#[test]
+fn targets_are_the_inputs_one_token_on() {
+    let (inputs, targets) = gpt::batch::<Flex>(&[0, 1, 2, 3, 4, 5, 6], 3, &FlexDevice);
+    assert_eq!(inputs.into_data().to_vec::<i32>().unwrap(), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(targets.into_data().to_vec::<i32>().unwrap(), [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn attention_does_not_see_the_future() {
+    let config = gpt::GptConfig { vocab: 5, seq_len: 4, layers: 2, heads: 2, embd: 8 };
+    let model = gpt::Gpt::<Flex>::new(&config, &FlexDevice);
+    let logits = |tokens: [i32; 4]| {
+        let logits = model.logits(Tensor::from_ints([tokens], &FlexDevice));
+        logits.into_data().to_vec::<f32>().unwrap()
+    };
+    let (one, other) = (logits([1, 2, 3, 4]), logits([1, 2, 3, 0]));
+    assert_eq!(one[..15], other[..15]);
+    assert_ne!(one[15..], other[15..]);
+}
+
+#[test]
+fn the_text_is_tokenized_and_split() {
+    let text = gpt::Text::new("abacabadab", gpt::Tokenizer::Char).unwrap();
+    assert_eq!(
+        (text.vocab, &text.train[..], &text.held_out[..]),
+        (4, &[0, 1, 0, 2, 0, 1, 0, 3, 0][..], &[1][..])
+    );
+    let even = gpt::Text::new("abab", gpt::Tokenizer::Char).unwrap();
+    assert!((even.unigram_entropy - 2.0_f64.ln()).abs() < 1e-12);
+}
+
+#[test]
+fn the_schedule_warms_up_and_falls_to_a_tenth() {
+    let rate = |step| gpt::learning_rate(1.0, 10, 110, step);
+    assert_close(rate(0), 0.1, "first");
+    assert_close(rate(9), 1.0, "end of warm-up");
+    assert_close(rate(10), 1.0, "peak");
+    assert_close(rate(60), 0.55, "half way");
+    assert!(rate(109) > 0.1 && rate(109) < 0.101);
+    assert!((11..110).all(|step| rate(step) < rate(step - 1)));
+    assert_close(gpt::learning_rate(1.0, 0, 1, 0), 1.0, "no warm-up");
+    assert_close(gpt::learning_rate(1.0, 20, 10, 9), 0.5, "nothing but warm-up");
+}
+
+#[test]
+fn only_matrices_decay() {
+    let optimizer = gpt::DecayMatrices::new(0.5);
+    let (matrix, _) = SimpleOptimizer::<Flex>::step(
+        &optimizer,
+        0.1,
+        Tensor::<Flex, 2>::ones([2, 2], &FlexDevice),
+        Tensor::zeros([2, 2], &FlexDevice),
+        None,
+    );
+    let (vector, _) = SimpleOptimizer::<Flex>::step(
+        &optimizer,
+        0.1,
+        Tensor::<Flex, 1>::ones([2], &FlexDevice),
+        Tensor::zeros([2], &FlexDevice),
+        None,
+    );
+    assert_eq!(matrix.into_data().to_vec::<f32>().unwrap(), [0.95; 4]);
+    assert_eq!(vector.into_data().to_vec::<f32>().unwrap(), [1.0; 2]);
+}

@@ -1,0 +1,63 @@
+//! Runs the built programs, each under a deadline.
+
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longest run of one program; a test that hangs ends with it.
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// `program` with `args` (separated by blanks) in an environment without ranks.
+pub fn command(program: &str, args: &str) -> Command {
+    let mut command = Command::new(program);
+    command.args(args.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Waits for the end of `child`, which is killed when `limit` has passed.
+pub fn finish(child: Child, limit: Duration) -> Output {
+    let id = child.id();
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    match receiver.recv_timeout(limit) {
+        Ok(output) => output.expect("the output can be read"),
+        Err(_) => {
+            kill(id);
+            panic!("process {id} has not ended in {limit:?}");
+        }
+    }
+}
+
+/// Runs to the end.
+pub fn run(mut command: Command) -> Output {
+    finish(command.spawn().expect("the program can be started"), LIMIT)
+}
+
+/// Kills without mercy; a process that is gone already is no error.
+pub fn kill(id: u32) {
+    let pid = i32::try_from(id).ok().and_then(Pid::from_raw).expect("a process id");
+    let _ = kill_process(pid, Signal::KILL);
+}
+
+/// Standard output of a run that must have succeeded.
+pub fn stdout(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+/// A refusal of wrong usage: exit code 2, nothing on standard output, one line that has all of `words`.
+pub fn assert_refused(output: &Output, words: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(text.lines().count(), 1, "{text}");
+    for word in words {
+        assert!(text.contains(word), "{text} lacks {word}");
+    }
+}
