@@ -108,7 +108,11 @@ fn values() -> Result<String> {
         let matrices = [model.transposed.val().into_data(), model.lazy.weight.val().into_data()];
         let sum = |data: &burn::tensor::TensorData| data.iter::<f64>().sum::<f64>();
         let floats: Vec<f64> = floats.iter().chain(&matrices).map(sum).collect();
-        format!("{floats:?} {:?} {}", model.table.val().into_data().iter::<i64>().collect::<Vec<_>>(), model.transposed.val())
+        format!(
+            "{floats:?} {:?} {}",
+            model.table.val().into_data().iter::<i64>().collect::<Vec<_>>(),
+            model.transposed.val()
+        )
     };
     // Visit order, as the replica materializes lazy parameters.
     let before = text(&model);
