@@ -121,6 +121,8 @@ pub fn train<B: AutodiffBackend>(
     B::seed(&device, seed);
     let mut trace = Trace::default();
     let mut model = Model::<B>::new(&device);
+    // A parameter draws its first value when first looked at: in this order, whatever `before_step` looks at first.
+    model.visit(&mut Recorder { trace: &mut trace, gradients: None });
     let mut optimizer = AdamWConfig::new().with_weight_decay(0.01).init();
     let loss_function = CrossEntropyLossConfig::new().init(&device);
 
