@@ -98,7 +98,8 @@ impl<B: Backend> Model<B> {
         let (x, _) = module::max_pool2d_with_indices(x, [2, 2], [2, 2], [0, 0], [1, 1], false);
         let offset = self.offset.forward(x.clone());
         let modulation = activation::sigmoid(self.modulation.forward(x.clone()));
-        let x = self.deform.forward(x, offset, Some(modulation));
+        // NdArray's threads add to the gradient of this input in the order they arrive, so its bits vary by themselves.
+        let x = self.deform.forward(x.detach(), offset, Some(modulation));
         let picture = x.reshape([ITEMS, 4, WIDTH]);
 
         let x = Tensor::cat(vec![self.embedding.forward(tokens), picture], 1);
