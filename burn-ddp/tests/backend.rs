@@ -8,7 +8,10 @@ use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue};
-use burn::tensor::{DType, Distribution, Int, Tensor, Transaction, module, ops::DeformConvOptions};
+use burn::tensor::{
+    DType, Distribution, Int, Tensor, TensorMetadata, TensorPrimitive, Transaction, module,
+    ops::DeformConvOptions,
+};
 use burn_ddp::Ddp;
 use burn_flex::Flex;
 use burn_ndarray::NdArray;
@@ -105,6 +108,39 @@ fn operations<B: Backend>() -> Trace {
     trace
 }
 
+/// All five gradients of a deformable convolution, each a field that the decorator moves to another type.
+fn deformable_gradients<B: Backend>() -> Trace {
+    let device = B::Device::default();
+    B::seed(&device, 7);
+    let draw = |shape: [usize; 4]| {
+        Tensor::<B, 4>::random(shape, Distribution::Uniform(-1.0, 1.0), &device).into_primitive().tensor()
+    };
+    let gradients = B::deform_conv2d_backward(
+        draw([2, 3, 6, 6]),
+        draw([2, 18, 4, 4]),
+        draw([2, 3, 3, 3]),
+        Some(draw([2, 9, 4, 4])),
+        Some(Tensor::<B, 1>::ones([2], &device).into_primitive().tensor()),
+        draw([2, 2, 4, 4]),
+        DeformConvOptions::new([1, 1], [0, 0], [1, 1], 1, 1),
+    );
+    let mut trace = Trace::default();
+    let mut push = |label: &str, gradient: B::FloatTensorPrimitive| {
+        let dimensions = gradient.shape().num_dims();
+        let data = match dimensions {
+            1 => Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(gradient)).into_data(),
+            _ => Tensor::<B, 4>::from_primitive(TensorPrimitive::Float(gradient)).into_data(),
+        };
+        trace.push(label, &data);
+    };
+    push("x", gradients.x_grad);
+    push("offset", gradients.offset_grad);
+    push("weight", gradients.weight_grad);
+    push("mask", gradients.mask_grad.expect("a mask was given"));
+    push("bias", gradients.bias_grad.expect("a bias was given"));
+    trace
+}
+
 /// The round trip through a quantized tensor, and operations on one.
 fn quantized<B: Backend>() -> Trace {
     let device = B::Device::default();
@@ -135,6 +171,7 @@ fn single_operations_are_those_of_the_backend_inside() {
     operations::<Flex>().assert_equal(&operations::<Ddp<Flex>>());
     operations::<NdArray<f32>>().assert_equal(&operations::<Ddp<NdArray<f32>>>());
     operations::<NdArray<f64>>().assert_equal(&operations::<Ddp<NdArray<f64>>>());
+    deformable_gradients::<Flex>().assert_equal(&deformable_gradients::<Ddp<Flex>>());
 }
 
 #[test]

@@ -15,7 +15,7 @@ use burn_ddp::transport::{Header, Liveness, Transport, loopback};
 use burn_ddp::{Error, ErrorKind, Rank, Result};
 use half::f16;
 use reference::{Buffer, input, reference};
-use threads::{Wires, launch, outcomes, over_loopback};
+use threads::{Wires, launch, outcomes, over_loopback, over_tcp};
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max];
 const WORLDS: std::ops::RangeInclusive<usize> = 1..=5;
@@ -43,10 +43,11 @@ fn reduce_scattered(ranks: &mut Collectives, dtype: DType, op: ReduceOp, input: 
 /// says which elements of the whole a rank has in the end.
 fn matches_reference(
     wires: Wires,
+    worlds: impl IntoIterator<Item = usize>,
     reduction: Reduction,
     part: fn(count: usize, world: usize, rank: usize) -> std::ops::Range<usize>,
 ) {
-    for world in WORLDS {
+    for world in worlds {
         let results = launch(wires(world), move |ranks| {
             let mut results = Vec::new();
             for dtype in DType::ALL {
@@ -83,12 +84,17 @@ fn matches_reference(
 
 #[test]
 fn all_reduce_is_the_reference_tree_bit_for_bit() {
-    matches_reference(over_loopback, all_reduced, |count, _, _| 0..count);
+    matches_reference(over_loopback, WORLDS, all_reduced, |count, _, _| 0..count);
 }
 
 #[test]
 fn reduce_scatter_is_its_chunk_of_the_reference_tree() {
-    matches_reference(over_loopback, reduce_scattered, chunk);
+    matches_reference(over_loopback, WORLDS, reduce_scattered, chunk);
+}
+
+#[test]
+fn sockets_give_the_same_bits() {
+    matches_reference(over_tcp, [3], all_reduced, |count, _, _| 0..count);
 }
 
 #[test]
@@ -250,7 +256,8 @@ fn pairs(calls: Vec<Named>) -> Vec<(Named, Named)> {
 #[test]
 fn two_ranks_in_different_operations_are_both_told_of_both() {
     for ((name, call), (other_name, other_call)) in pairs(CALLS.to_vec()) {
-        for error in disagreement(over_loopback, 2, call, other_call) {
+        let over_memory = disagreement(over_loopback, 2, call, other_call);
+        for error in over_memory.into_iter().chain(disagreement(over_tcp, 2, call, other_call)) {
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
             for name in [name, other_name] {
                 assert!(error.to_string().contains(name), "{name} is not in: {error}");

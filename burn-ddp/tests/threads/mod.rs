@@ -3,13 +3,16 @@
 //! A case that hangs must fail the test and not stop it, so the threads are not joined: they report through a
 //! channel, and who has not reported in time is named.
 
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use burn_ddp::collective::Collectives;
-use burn_ddp::transport::{Liveness, Transport, loopback};
+use burn_ddp::deadline::Deadline;
+use burn_ddp::transport::tcp::{Listener, TcpTransport};
+use burn_ddp::transport::{Liveness, PeerInfo, Transport, loopback};
 use burn_ddp::{Rank, Result};
 
 /// Makes the wires of a world of the given size, one for each rank in rank order.
@@ -24,6 +27,27 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 pub fn over_loopback(world_size: usize) -> Vec<Box<dyn Transport>> {
     let liveness: Vec<Liveness> = (0..world_size).map(|_| Liveness::new(world_size)).collect();
     loopback(&liveness).into_iter().map(|wire| Box::new(wire) as Box<dyn Transport>).collect()
+}
+
+/// Wires through sockets of this host.
+pub fn over_tcp(world_size: usize) -> Vec<Box<dyn Transport>> {
+    let address = IpAddr::from([127, 0, 0, 1]);
+    let listeners: Vec<_> = (0..world_size).map(|_| Listener::bind(address).expect("a listener")).collect();
+    let peer = |(rank, listener): (usize, &Listener)| {
+        PeerInfo::new(Rank(rank), "here", std::process::id(), listener.address().expect("an address"))
+    };
+    let peers: Vec<_> = listeners.iter().enumerate().map(peer).collect();
+    let connect = |(rank, listener): (usize, Listener)| {
+        let peers = peers.clone();
+        thread::spawn(move || {
+            let mesh =
+                listener.connect(Rank(rank), "test", &peers, Deadline::after(TIMEOUT)).expect("a mesh");
+            TcpTransport::new(Rank(rank), mesh.data, Liveness::new(world_size)).expect("a transport")
+        })
+    };
+    let threads: Vec<_> = listeners.into_iter().enumerate().map(connect).collect();
+    let wires = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+    wires.map(|wire| Box::new(wire) as Box<dyn Transport>).collect()
 }
 
 /// Runs `body` on every rank and returns what each came to, in rank order. A rank's wires close when its body

@@ -98,7 +98,8 @@ impl<B: Backend> Model<B> {
         let (x, _) = module::max_pool2d_with_indices(x, [2, 2], [2, 2], [0, 0], [1, 1], false);
         let offset = self.offset.forward(x.clone());
         let modulation = activation::sigmoid(self.modulation.forward(x.clone()));
-        let x = self.deform.forward(x, offset, Some(modulation));
+        // NdArray's threads add to the gradient of this input in the order they arrive, so its bits vary by themselves.
+        let x = self.deform.forward(x.detach(), offset, Some(modulation));
         let picture = x.reshape([ITEMS, 4, WIDTH]);
 
         let x = Tensor::cat(vec![self.embedding.forward(tokens), picture], 1);
@@ -121,6 +122,8 @@ pub fn train<B: AutodiffBackend>(
     B::seed(&device, seed);
     let mut trace = Trace::default();
     let mut model = Model::<B>::new(&device);
+    // A parameter draws its first value when first looked at: in this order, whatever `before_step` looks at first.
+    model.visit(&mut Recorder { trace: &mut trace, gradients: None });
     let mut optimizer = AdamWConfig::new().with_weight_decay(0.01).init();
     let loss_function = CrossEntropyLossConfig::new().init(&device);
 

@@ -1,0 +1,43 @@
+//! Groups inside a group.
+
+use std::sync::atomic::Ordering;
+
+use burn::tensor::backend::Backend;
+
+use super::ProcessGroup;
+use crate::error::{Error, ErrorKind, Result};
+use crate::rank::{Rank, RankInfo};
+
+impl<B: Backend> ProcessGroup<B> {
+    /// Divides the group: ranks that give the same `color` form a new group, ordered by `key`, then by rank. All
+    /// ranks must call it; one that gives no color gets no group. Groups work independently of each other, and
+    /// the failure of one does not end another.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        let number = self.0.splits.fetch_add(1, Ordering::Relaxed);
+        let mine = postcard::to_stdvec(&(color, key))
+            .map_err(|error| Error::with_source(ErrorKind::Io, "cannot encode a color", error))?;
+        let mut members = Vec::new();
+        for (rank, bytes) in self.all_gather_bytes(mine)?.iter().enumerate() {
+            let (theirs, key): (Option<u32>, i64) = postcard::from_bytes(bytes).map_err(|error| {
+                Error::with_source(ErrorKind::Mismatch, format!("rank {rank} sent no color"), error)
+            })?;
+            if color.is_some() && theirs == color {
+                members.push((key, rank));
+            }
+        }
+        let Some(color) = color else { return Ok(None) };
+        members.sort_unstable();
+        let rank = members.iter().position(|(_, rank)| *rank == self.rank().0).unwrap_or_default();
+        let info = RankInfo { rank: Rank(rank), world_size: members.len(), ..self.0.info.clone() };
+        let name = format!("{}.{number}.{color}", self.0.name);
+        let (options, device) = (self.0.options.clone(), &self.0.device);
+        let group = match &self.0.connected {
+            None => Self::build(name, info, options, device, None),
+            Some(connected) => {
+                let address = connected.peers[self.rank().0].address.ip();
+                Self::connect(name, info, options, device, connected.store.clone(), address)?
+            }
+        };
+        Ok(Some(group))
+    }
+}
