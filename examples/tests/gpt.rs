@@ -127,6 +127,7 @@ fn a_world_of_one_opens_no_socket() {
         .map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap().display().to_string())
         .collect();
     kill(child.id());
+    finish(child, LIMIT);
     assert!(links.len() >= 3 && !links.iter().any(|link| link.starts_with("socket:")), "{links:?}");
 }
 
@@ -222,7 +223,7 @@ fn wrong_input_is_one_line_and_writes_nothing() {
         (&format!("--data {empty}"), vec!["empty"]),
         (&format!("--data {short}"), vec!["2048 tokens", "takes 2048 and one"]),
         (&format!("--data {binary}"), vec!["not UTF-8 at byte 3"]),
-        (&format!("--data {short} --total-batch-tokens 512 --eval-every 1"), vec!["--eval-every"]),
+        (&format!("--data {short} --total-batch-tokens 1024 --eval-every 1"), vec!["--eval-every"]),
     ]
     .map(|(args, words)| (args.to_string(), words));
     let log = directory.path().join("log.json");
