@@ -3,13 +3,14 @@
 //! ```text
 //! cargo run --release --bin gpt                                 # one process, no socket, no thread
 //! cargo run --release --bin gpt -- --nproc 2                    # two processes on this machine
-//! burnrun --nproc-per-node 2 target/release/gpt --steps 500     # the same under a launcher
+//! burnrun --nproc-per-node 2 target/release/gpt                 # the same under a launcher
 //! ```
 //!
-//! All three print the same numbers, because the *global batch* is the constant: `--total-batch-tokens` tokens per
-//! optimizer step, one contiguous stretch of the text, whatever the number of processes. It is cut into micro-batches
-//! of `--batch-size` rows of `--seq-len` tokens, and with A = total / (batch size * sequence length * processes)
-//! rank r takes the micro-batches r*A to r*A+A-1, one after the other, and averages gradients with its peers once.
+//! All three train alike (but for rounding), because the *global batch* is the constant: `--total-batch-tokens` tokens
+//! per optimizer step, one contiguous stretch of the text, whatever the number of processes. It is cut into
+//! micro-batches of `--batch-size` rows of `--seq-len` tokens, and with
+//! A = total / (batch size * sequence length * processes) rank r takes the micro-batches r*A to r*A+A-1, one after the
+//! other, and averages gradients with its peers once.
 //!
 //! Read it from top to bottom: model, text, optimizer and schedule, log, training loop, arguments, `main`.
 
