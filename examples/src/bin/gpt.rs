@@ -308,14 +308,16 @@ impl Log {
     }
 
     fn step(&mut self, record: &Record) -> Result<()> {
+        // One unbuffered write a line: a process that is killed leaves whole lines and every step it printed.
+        if let Some(file) = &mut self.0 {
+            let line = serde_json::to_string(record).map_err(|error| Error::io("--log-json", error))? + "\n";
+            file.write_all(line.as_bytes()).map_err(|error| Error::io("--log-json: cannot write", error))?;
+        }
         let Record { step, loss, norm, lr, dt_ms, tokens_per_sec, .. } = record;
         println!(
             "step {step:>4} | loss {loss:.6} | norm {norm:.4} | lr {lr:.2e} | dt {dt_ms:.2}ms | tok/s {tokens_per_sec}"
         );
-        // One unbuffered write a line: a process that is killed leaves whole lines and every step it finished.
-        let Some(file) = &mut self.0 else { return Ok(()) };
-        let line = serde_json::to_string(record).map_err(|error| Error::io("--log-json", error))? + "\n";
-        file.write_all(line.as_bytes()).map_err(|error| Error::io("--log-json: cannot write", error))
+        Ok(())
     }
 }
 
