@@ -139,7 +139,11 @@ fn models() -> Result<String> {
         ("transposed", _) => &[[4, 4], [2, 3]],
         _ => &[[4, 4], [4, 4]],
     };
-    Replica::new(Net::<B>::new(widths, group.device()), &group, ReplicaOptions::new())?;
+    let options = match (argument().as_str(), group.rank().0) {
+        ("options", 2) => ReplicaOptions::new().with_clip_norm(0.5),
+        _ => ReplicaOptions::new(),
+    };
+    Replica::new(Net::<B>::new(widths, group.device()), &group, options)?;
     Ok(String::new())
 }
 
@@ -150,6 +154,13 @@ fn different_models_are_refused_on_all_ranks_by_path_shape_and_rank() {
     }
     for outcome in Launch::new("models", 3).argument("one layer less").run() {
         outcome.failed_saying(&["`layers.1.weight`", "rank 0", "rank 1", "6 parameters", "4 on rank 1"]);
+    }
+}
+
+#[test]
+fn different_options_are_refused_on_all_ranks() {
+    for outcome in Launch::new("models", 3).argument("options").run() {
+        outcome.failed_saying(&["options differ", "rank 0", "rank 2", "clip_norm: Some(0.5)"]);
     }
 }
 

@@ -10,13 +10,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::parameters::{self, ParamValue};
 use crate::process_group::ProcessGroup;
 use crate::rank::Rank;
+use crate::replica::ReplicaOptions;
 
-/// Makes `model` on every rank rank 0's: compares the parameters' specifications, sends values and ids, and
-/// compares hashes of what has arrived.
+/// Makes `model` on every rank rank 0's: compares options and the parameters' specifications, sends values and
+/// ids, and compares hashes of what has arrived.
 pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: M,
     group: &ProcessGroup<B::InnerBackend>,
+    options: &ReplicaOptions,
 ) -> Result<M> {
+    compare_options(options, group)?;
     let mut params = parameters::collect::<B, M>(&model)?;
     let specs: Vec<_> = params.iter().map(|param| param.spec.clone()).collect();
     compare(&specs, group)?;
@@ -59,6 +62,22 @@ pub(super) fn hash<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Resul
     let mut params = parameters::collect::<B, M>(model)?;
     params.retain(|param| param.spec.role != ParamRole::RunningState);
     Ok(combine(&hashes(&params)?))
+}
+
+fn compare_options<B: Backend>(options: &ReplicaOptions, group: &ProcessGroup<B>) -> Result<()> {
+    let all = group.all_gather_bytes(format!("{options:?}").into_bytes())?;
+    let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
+    match (1..all.len()).find(|rank| all[*rank] != all[0]) {
+        None => Ok(()),
+        Some(rank) => Err(Error::new(
+            ErrorKind::Mismatch,
+            format!(
+                "options differ: rank 0 has {}, rank {rank} has {}; give all the same",
+                text(0),
+                text(rank)
+            ),
+        )),
+    }
 }
 
 fn compare<B: Backend>(specs: &[ParamSpec], group: &ProcessGroup<B>) -> Result<()> {

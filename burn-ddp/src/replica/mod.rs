@@ -71,7 +71,8 @@ impl<B: AutodiffBackend> Replica<B> {
         if let Some(norm) = options.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
             return Err(Error::config(format!("clip_norm is {norm}: give a positive number")));
         }
-        let model = if group.world_size() == 1 { model } else { agreement::align::<B, M>(model, group)? };
+        let model =
+            if group.world_size() == 1 { model } else { agreement::align::<B, M>(model, group, &options)? };
         let params = parameters::describe::<B, M>(&model)?;
         let ids = params.iter().map(|param| param.id).collect();
         let specs: Vec<_> = params.into_iter().map(|param| param.spec).collect();
