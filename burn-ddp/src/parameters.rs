@@ -11,6 +11,7 @@ use burn::tensor::{Bool, Element, Float, Int, Tensor};
 
 use crate::bucket::{ParamRole, ParamSpec};
 use crate::communicator::{AnyTensor, wire_dtype};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::process_group::GroupKind;
 
@@ -33,16 +34,21 @@ pub(crate) fn collect<B: AutodiffBackend, M: AutodiffModule<B>>(
     model.visit(&mut Materialize);
     // Writes pending updates of running states, without which their visit is one step stale.
     let _ = model.valid();
-    describe(model)
+    let (params, unsendable) = visit::<B, M>(model);
+    unsendable.map_or(Ok(params), Err)
 }
 
-/// All parameters of `model` in visit order, without initializing any.
-///
-/// # Errors
-/// Names the parameter whose element type cannot be sent.
+/// All parameters of `model` in visit order, without initializing any, for a world in which nothing is sent.
 pub(crate) fn describe<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
-) -> Result<Vec<ParamValue<B::InnerBackend>>> {
+) -> Vec<ParamValue<B::InnerBackend>> {
+    visit::<B, M>(model).0
+}
+
+/// The parameters, and the first reason why one of them cannot be sent.
+fn visit<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+) -> (Vec<ParamValue<B::InnerBackend>>, Option<Error>) {
     let mut visitor = Collect::<B> {
         path: Vec::new(),
         found: Vec::new(),
@@ -50,10 +56,7 @@ pub(crate) fn describe<B: AutodiffBackend, M: AutodiffModule<B>>(
         states: running_states(model).into_iter(),
     };
     model.visit(&mut visitor);
-    match visitor.failed {
-        Some(error) => Err(error),
-        None => Ok(visitor.found),
-    }
+    (visitor.found, visitor.failed)
 }
 
 /// The ids of all parameters in visit order, without touching their values.
@@ -122,6 +125,18 @@ fn running_states<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Vec<bo
             param.id = ParamId::new();
             param
         }
+
+        // As they are: the default would initialize them.
+        fn map_int<const D: usize>(&mut self, param: Param<Tensor<B, D, Int>>) -> Param<Tensor<B, D, Int>> {
+            param
+        }
+
+        fn map_bool<const D: usize>(
+            &mut self,
+            param: Param<Tensor<B, D, Bool>>,
+        ) -> Param<Tensor<B, D, Bool>> {
+            param
+        }
     }
     let (mut before, mut after) = (Ids::default(), Ids::default());
     model.visit(&mut before);
@@ -147,14 +162,11 @@ impl<B: AutodiffBackend> Collect<B> {
         tensor: Option<AnyTensor<B::InnerBackend>>,
     ) {
         let path = self.path.join(".");
-        match wire_dtype(element) {
-            Ok(dtype) => {
-                self.found.push(ParamValue { id, spec: ParamSpec { path, shape, dtype, role }, tensor });
-            }
-            Err(error) => {
-                self.failed.get_or_insert_with(|| error.context(format!("parameter `{path}`")));
-            }
-        }
+        let dtype = wire_dtype(element).unwrap_or_else(|error| {
+            self.failed.get_or_insert_with(|| error.context(format!("parameter `{path}`")));
+            DType::U8
+        });
+        self.found.push(ParamValue { id, spec: ParamSpec { path, shape, dtype, role }, tensor });
     }
 }
 
@@ -179,8 +191,10 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<B> {
             (_, true) => ParamRole::Trained,
             (_, false) => ParamRole::Frozen,
         };
+        // The stored type, before quantized values are made floats.
+        let element = tensor.dtype();
         let tensor = Float::into_any(tensor.inner().into_primitive());
-        self.push(param.id, tensor.shape(), tensor.dtype(), role, Some(tensor));
+        self.push(param.id, tensor.shape(), element, role, Some(tensor));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {

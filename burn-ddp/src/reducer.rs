@@ -38,6 +38,8 @@ pub(crate) struct Reducer<B: Backend> {
 /// Sums over the micro-steps since the last reduction.
 struct Window<B: Backend> {
     gradients: Vec<Option<FloatTensor<B>>>,
+    /// The types in which gradients came and have to go.
+    dtypes: Vec<Option<burn::tensor::DType>>,
     losses: Vec<(FloatTensor<B>, f64)>,
     weight: f64,
     micro_steps: usize,
@@ -49,6 +51,7 @@ impl<B: Backend> Window<B> {
     fn new(params: usize) -> Self {
         Self {
             gradients: (0..params).map(|_| None).collect(),
+            dtypes: vec![None; params],
             losses: Vec::new(),
             weight: 0.0,
             micro_steps: 0,
@@ -61,12 +64,14 @@ impl<B: Backend> Window<B> {
 pub(crate) struct Reduction<B: Backend> {
     /// By parameter index; `None` where no rank used the parameter.
     pub(crate) gradients: Vec<Option<FloatTensor<B>>>,
-    /// Mean loss of the global batch, if losses were given.
+    /// Mean (or sum) of the losses, if there were any.
     pub(crate) loss: Option<f64>,
     /// Indices of parameters that some ranks used and others did not.
     pub(crate) partly_used: Vec<usize>,
     /// By parameter index, whether this rank used it.
     pub(crate) used_here: Vec<bool>,
+    /// No rank had an item.
+    pub(crate) empty: bool,
 }
 
 /// What travels behind the last bucket, summed over ranks: weight, loss times weight, weight that has a loss,
@@ -86,6 +91,11 @@ impl<B: Backend> Reducer<B> {
         let plan = BucketPlan::for_gradients(&wire, cap);
         let window = Window::new(specs.len());
         Self { specs, plan, reduction, window }
+    }
+
+    /// Forgets the window, so that nothing of it leaks into the next one.
+    pub(crate) fn reset(&mut self) {
+        self.window = Window::new(self.specs.len());
     }
 
     pub(crate) fn plan(&self) -> &BucketPlan {
@@ -109,12 +119,18 @@ impl<B: Backend> Reducer<B> {
         if factor == 0.0 {
             return Ok(());
         }
+        if self.tail_dtype() == DType::F32 && !(factor as f32).is_normal() {
+            return Err(Error::config(format!(
+                "weight {factor} of a micro-step: f32, in which it travels, cannot hold it"
+            )));
+        }
         let window = &mut self.window;
         window.micro_steps += 1;
         window.weighted += usize::from(weight.is_some());
         window.weight += factor;
         window.losses.extend(loss.map(|loss| (loss, factor)));
         for (index, gradient) in gradients {
+            window.dtypes[index].get_or_insert(gradient.dtype());
             let gradient = match gradient.dtype() {
                 burn::tensor::DType::F16 | burn::tensor::DType::BF16 => {
                     B::float_cast(gradient, FloatDType::F32)
@@ -139,11 +155,12 @@ impl<B: Backend> Reducer<B> {
     /// Reduces the window over all ranks and begins a new one.
     pub(crate) fn reduce(&mut self, group: &ProcessGroup<B>) -> Result<Reduction<B>> {
         let window = std::mem::replace(&mut self.window, Window::new(self.specs.len()));
-        let Window { mut gradients, losses, weight, micro_steps, weighted } = window;
+        let Window { mut gradients, dtypes, losses, weight, micro_steps, weighted } = window;
         let joined_in = f64::from(u8::from(micro_steps > 0));
         let mut tail = vec![weight, 0.0, 0.0, micro_steps as f64, weighted as f64, joined_in];
         for (loss, weight) in losses {
-            tail[1] += weight * scalar::<B>(loss)?;
+            let factor = if self.reduction == GradientReduction::Sum { 1.0 } else { weight };
+            tail[1] += factor * scalar::<B>(loss)?;
             tail[2] += weight;
         }
         let used_here: Vec<bool> = gradients.iter().map(Option::is_some).collect();
@@ -152,7 +169,7 @@ impl<B: Backend> Reducer<B> {
         let used_here = used_here.into_iter().map(|used| used || micro_steps == 0).collect();
         let sum_of_tails =
             if group.world_size() == 1 { tail } else { self.all_reduce(group, &mut gradients, &tail)? };
-        self.scale(gradients, &sum_of_tails, used_here)
+        self.scale(gradients, &dtypes, &sum_of_tails, used_here).map_err(|error| group.agreed(error))
     }
 
     /// Replaces `gradients` by their sums over all ranks, one collective a bucket, and returns the sum of tails.
@@ -176,7 +193,7 @@ impl<B: Backend> Reducer<B> {
         if lists.is_empty() {
             lists.push(Vec::new());
         }
-        let dtype = buckets.last().map_or(DType::F32, |bucket| bucket.dtype);
+        let dtype = self.tail_dtype();
         if let Some(last) = lists.last_mut() {
             last.push(AnyTensor::Float(tail_tensor::<B>(tail, dtype, group.device())));
         }
@@ -196,10 +213,15 @@ impl<B: Backend> Reducer<B> {
         }
     }
 
+    fn tail_dtype(&self) -> DType {
+        self.plan.buckets.last().map_or(DType::F32, |bucket| bucket.dtype)
+    }
+
     /// Divides the sums and leaves out what no rank used.
     fn scale(
         &self,
         mut gradients: Vec<Option<FloatTensor<B>>>,
+        dtypes: &[Option<burn::tensor::DType>],
         tail: &[f64],
         used_here: Vec<bool>,
     ) -> Result<Reduction<B>> {
@@ -226,7 +248,7 @@ impl<B: Backend> Reducer<B> {
                 partly_used.push(index);
             }
         }
-        for (gradient, spec) in gradients.iter_mut().zip(&self.specs) {
+        for ((gradient, spec), dtype) in gradients.iter_mut().zip(&self.specs).zip(dtypes) {
             *gradient = gradient.take().map(|gradient| {
                 let gradient = match self.reduction {
                     GradientReduction::Mean if weight != 1.0 => {
@@ -234,15 +256,19 @@ impl<B: Backend> Reducer<B> {
                     }
                     _ => gradient,
                 };
-                match spec.dtype {
-                    DType::F16 => B::float_cast(gradient, FloatDType::F16),
-                    DType::BF16 => B::float_cast(gradient, FloatDType::BF16),
-                    _ => gradient,
-                }
+                let half = match (dtype, spec.dtype) {
+                    (Some(burn::tensor::DType::F16), _) | (None, DType::F16) => FloatDType::F16,
+                    (Some(burn::tensor::DType::BF16), _) | (None, DType::BF16) => FloatDType::BF16,
+                    _ => return gradient,
+                };
+                B::float_cast(gradient, half)
             });
         }
-        let loss = (weight_with_loss > 0.0).then(|| loss / weight_with_loss);
-        Ok(Reduction { gradients, loss, partly_used, used_here })
+        let loss = (weight_with_loss > 0.0).then(|| match self.reduction {
+            GradientReduction::Mean => loss / weight_with_loss,
+            GradientReduction::Sum => loss,
+        });
+        Ok(Reduction { gradients, loss, partly_used, used_here, empty: weight == 0.0 })
     }
 
     fn in_bucket(&self, error: &Error, number: usize) -> Error {

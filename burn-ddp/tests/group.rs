@@ -10,6 +10,7 @@ use crate::harness::{Case, Launch};
 pub const CASES: &[(&str, Case)] = &[
     ("collectives", collectives),
     ("split", split),
+    ("split and leave", split_and_leave),
     ("two hundred reductions", many),
     ("leaving early", leaving_early),
     ("peers", peers),
@@ -105,6 +106,23 @@ fn split() -> Result<String> {
     Ok(String::new())
 }
 
+/// Rank 0 leaves as soon as it may while the others still work in their part.
+fn split_and_leave() -> Result<String> {
+    let group = group()?;
+    let part = group.split((group.rank().0 > 0).then_some(0), 0)?;
+    drop(group);
+    let Some(part) = part else { return Ok(String::new()) };
+    let sum = part.all_reduce(ints(&[1]), ReduceOp::Sum).wait()?;
+    Ok(sum.into_data().iter::<i64>().sum::<i64>().to_string())
+}
+
+#[test]
+fn a_part_outlives_the_rank_that_serves_the_store() {
+    for _ in 0..5 {
+        assert_eq!(Launch::new("split and leave", 3).succeed(), ["", "2", "2"]);
+    }
+}
+
 #[test]
 fn a_group_is_divided_and_the_parts_work_at_once() {
     Launch::new("split", 4).succeed();
@@ -133,7 +151,10 @@ fn leaving_early() -> Result<String> {
     let group = group()?;
     group.barrier()?;
     match (group.rank().0, group.world_size()) {
-        (3, _) => std::thread::sleep(std::time::Duration::from_secs(1)),
+        (3, _) => {
+            std::thread::sleep(std::time::Duration::from_secs(1));
+            assert!(group.cause().is_none(), "{:?}", group.cause());
+        }
         (0, 2) => {
             let error = group.all_reduce(ints(&[1]), ReduceOp::Sum).wait().expect_err("rank 1 has left");
             assert_eq!(error.kind(), ErrorKind::PeerFinished(Rank(1)), "{error}");

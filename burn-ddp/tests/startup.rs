@@ -133,6 +133,11 @@ fn every_rank_has_rank_zeros_values_and_ids() {
 
 fn models() -> Result<String> {
     let group = group()?;
+    if argument() == "shared" {
+        let mut model = Net::<B>::new(&[[4, 4], [4, 4]], group.device());
+        model.layers[1] = model.layers[0].clone();
+        return Replica::new(model, &group, ReplicaOptions::new()).map(|_| String::new());
+    }
     let widths: &[[usize; 2]] = match (argument().as_str(), group.rank().0) {
         ("one layer less", 1) => &[[4, 4]],
         ("transposed", 1) => &[[4, 4], [3, 2]],
@@ -158,6 +163,14 @@ fn different_models_are_refused_on_all_ranks_by_path_shape_and_rank() {
 }
 
 #[test]
+fn one_parameter_in_two_places_is_refused_by_both_paths() {
+    for outcome in Launch::new("models", 2).argument("shared").run() {
+        outcome.failed_saying(&["`layers.0.weight`", "`layers.1.weight`"]);
+    }
+    Launch::new("models", 1).argument("shared").succeed();
+}
+
+#[test]
 fn different_options_are_refused_on_all_ranks() {
     for outcome in Launch::new("models", 3).argument("options").run() {
         outcome.failed_saying(&["options differ", "rank 0", "rank 2", "clip_norm: Some(0.5)"]);
@@ -167,10 +180,11 @@ fn different_options_are_refused_on_all_ranks() {
 /// Rank 0 has momentum; the others take it over and go on alike.
 fn optimizer() -> Result<String> {
     let group = group()?;
+    B::seed(group.device(), 5);
     let (mut model, mut replica) =
         Replica::new(Net::<B>::new(&[[4, 4]], group.device()), &group, ReplicaOptions::new())?;
     let mut optimizer = AdamConfig::new().init();
-    if group.rank().is_root() {
+    if group.rank().is_root() && argument() != "fresh" {
         let loss = model.loss(3);
         // Its own state only: the model it steps is thrown away.
         let _ = optimizer.step(0.1, model.clone(), GradientsParams::from_grads(loss.backward(), &model));
@@ -189,6 +203,7 @@ fn optimizer() -> Result<String> {
 fn optimizer_state_is_taken_from_rank_zero() {
     let ranks = Launch::new("optimizer", 3).succeed();
     assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{ranks:?}");
+    assert_ne!(ranks, Launch::new("optimizer", 3).argument("fresh").succeed(), "the state was lost");
 }
 
 /// Rank 1's gradients lack `decoder.bias`.

@@ -79,6 +79,15 @@ impl Scenario {
                     pick([&[&[&[1.]]], &[&[&[3.]]]]).with(|o| o.with_reduction(GradientReduction::Sum));
                 Self { divisor: 2.0, ..scenario }
             }
+            "divided beforehand, two steps" => {
+                let scenario = pick([&[&[&[1.]], &[&[1.]]], &[&[&[3.]], &[&[3.]]]]);
+                Self { divisor: 2.0, ..scenario.with(|o| o.with_reduction(GradientReduction::Sum)) }
+            }
+            "weights on rank 1 alone" => {
+                let scenario = pick([&[&[&[1.]]], &[&[&[3.]]]]);
+                Self { weighted: rank == 1, ..scenario }
+            }
+            "not a number" => pick([&[&[&[f32::NAN]]], &[&[&[3.]]]]).with(|o| o.with_clip_norm(1.0)),
             "four micro-steps" => pick([&[&[&[1.], &[1.], &[1.], &[1.]]]; 2]),
             "incomplete window" => pick([&[&[&[1.], &[2.]], &[&[3.], &[4.]], &[&[5.]]]; 2]),
             "below the limit" => pick([&[&[&[0.8]]]; 2]).with(|o| o.with_clip_norm(1.0)),
@@ -152,6 +161,22 @@ fn the_mean_is_over_ranks_by_default_and_a_sum_rescales_nothing() {
     check("mean", 2, Expected { w: -0.4, loss: Some(0.0), norm: Some(4.0) });
     check("sum", 2, w(-0.8));
     check("divided beforehand", 2, Expected { w: -0.2, loss: None, norm: Some(2.0) });
+    // The sum of the shares is the loss of the whole: (-0.2 * 1 + -0.2 * 3) / 2.
+    check("divided beforehand, two steps", 2, Expected { w: -0.4, loss: Some(-0.4), norm: Some(2.0) });
+}
+
+#[test]
+fn weights_on_some_ranks_alone_are_an_error_on_all() {
+    for outcome in Launch::new("toy", 2).argument("weights on rank 1 alone").run() {
+        outcome.failed_saying(&["1 of 2 micro-steps", "weight"]);
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_a_number_shows_on_all_ranks_alike() {
+    for text in Launch::new("toy", 2).argument("not a number").succeed() {
+        assert!(text.starts_with("NaN NaN NaN"), "{text}");
+    }
 }
 
 #[test]
@@ -225,7 +250,7 @@ fn partly_used() -> Result<String> {
 #[test]
 fn a_parameter_used_on_one_rank_gets_zeros_from_the_others() {
     for text in Launch::new("partly used", 2).argument("some").succeed() {
-        assert!(text.starts_with("Some(4.0) Some(2.0)"), "{text}");
+        assert!(text.starts_with("Some(4.0) Some(2.0) b = -0.6"), "{text}");
     }
 }
 

@@ -92,11 +92,12 @@ impl<B: Backend> ProcessGroup<B> {
         }
         // Before anybody is kept waiting for a rank that cannot come.
         rendezvous::local_address(options.interface.as_deref(), Ipv4Addr::LOCALHOST.into())?;
-        let store = TcpStore::from_rank_info(&info, options.rendezvous_timeout)?;
+        let deadline = Deadline::after(options.rendezvous_timeout);
+        let store = TcpStore::from_rank_info(&info, deadline.remaining())?;
         let address = rendezvous::local_address(options.interface.as_deref(), store.local_addr().ip())?;
         let run = format!("{}.{}", info.run_id, info.restart_count);
         let store = Arc::new(PrefixStore::new(Arc::new(store), run));
-        Self::connect("0".into(), info, options, device, store, address)
+        Self::connect("0".into(), info, options, device, store, address, deadline)
     }
 
     /// A group of one, whatever the environment says.
@@ -113,9 +114,11 @@ impl<B: Backend> ProcessGroup<B> {
         store: Arc<dyn Store>,
         address: IpAddr,
     ) -> Result<Self> {
-        Self::connect("0".into(), info, options, device, store, address)
+        let deadline = Deadline::after(options.rendezvous_timeout);
+        Self::connect("0".into(), info, options, device, store, address, deadline)
     }
 
+    #[allow(clippy::too_many_arguments, reason = "a name, who, how long, where")]
     fn connect(
         name: String,
         info: RankInfo,
@@ -123,18 +126,21 @@ impl<B: Backend> ProcessGroup<B> {
         device: &B::Device,
         store: Arc<dyn Store>,
         address: IpAddr,
+        deadline: Deadline,
     ) -> Result<Self> {
         if info.world_size == 1 {
             return Ok(Self::build(name, info, options, device, None));
         }
         let (rank, world_size) = (info.rank, info.world_size);
-        let deadline = Deadline::after(options.rendezvous_timeout);
         let listener = Listener::bind(address)?;
         let host = hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
         let me = PeerInfo::new(rank, host, std::process::id(), listener.address()?);
-        let scope = PrefixStore::new(store.clone(), format!("group/{name}"));
-        let peers = rendezvous::exchange(&scope, &me, world_size, deadline.remaining())?;
-        let mesh = listener.connect(rank, &name, &peers, deadline)?;
+        let stage = |stage: &str| PrefixStore::new(store.clone(), format!("group/{name}/{stage}"));
+        let peers = rendezvous::exchange(&stage("address"), &me, world_size, deadline.remaining())?;
+        let scope = format!("{}.{}/{name}", info.run_id, info.restart_count);
+        let mesh = listener.connect(rank, &scope, &peers, deadline)?;
+        // Heartbeats begin together: a rank that still waits for a connection is not silent, it is missing.
+        rendezvous::exchange(&stage("connected"), &me, world_size, deadline.remaining())?;
         let liveness = Liveness::new(world_size);
         let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
         let control = Control::start(rank, mesh.control, liveness.clone(), options.peer_timeout)?;
@@ -215,6 +221,13 @@ impl<B: Backend> ProcessGroup<B> {
         if let Some(connected) = &self.0.connected {
             connected.control.abort(cause);
         }
+    }
+
+    /// For an error that every rank finds in what it has received, and so finds alike: passes a barrier, so that no
+    /// rank is told of another's failure before it holds the error itself.
+    pub(crate) fn agreed(&self, error: Error) -> Error {
+        let _ = self.barrier();
+        error
     }
 
     /// The first error of the group, if it has ended.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use burn::tensor::backend::Backend;
 
 use super::ProcessGroup;
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::{Rank, RankInfo};
 
@@ -25,6 +26,25 @@ impl<B: Backend> ProcessGroup<B> {
                 members.push((key, rank));
             }
         }
+        let made = self.part(color, members, number);
+        // Nobody leaves before all parts stand: rank 0 serves the store through which they meet.
+        let fine = self.all_gather_bytes(vec![u8::from(made.is_ok())])?;
+        let group = made.inspect_err(|error| self.fail(error))?;
+        match fine.iter().position(|fine| fine != &[1]).map(Rank) {
+            Some(rank) => {
+                Err(Error::new(ErrorKind::PeerFailed(rank), format!("{rank} could not join its part")))
+            }
+            None => Ok(group),
+        }
+    }
+
+    /// This rank's part of the group.
+    fn part(
+        &self,
+        color: Option<u32>,
+        mut members: Vec<(i64, usize)>,
+        number: usize,
+    ) -> Result<Option<Self>> {
         let Some(color) = color else { return Ok(None) };
         members.sort_unstable();
         let rank = members.iter().position(|(_, rank)| *rank == self.rank().0).unwrap_or_default();
@@ -35,7 +55,8 @@ impl<B: Backend> ProcessGroup<B> {
             None => Self::build(name, info, options, device, None),
             Some(connected) => {
                 let address = connected.peers[self.rank().0].address.ip();
-                Self::connect(name, info, options, device, connected.store.clone(), address)?
+                let deadline = Deadline::after(options.rendezvous_timeout);
+                Self::connect(name, info, options, device, connected.store.clone(), address, deadline)?
             }
         };
         Ok(Some(group))

@@ -46,7 +46,19 @@ impl CommunicationThread {
     }
 }
 
+/// A panic on the thread is an error of the group, here and on all ranks.
+struct Guard<'a>(&'a Liveness);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(Error::new(ErrorKind::Aborted, "the communication thread panicked"));
+        }
+    }
+}
+
 fn serve(mut engine: Box<dyn Engine>, queue: &Receiver<Job>, liveness: &Liveness, unfinished: &AtomicUsize) {
+    let _guard = Guard(liveness);
     for Job { operation, staged, reply } in queue {
         let result = match liveness.check() {
             Ok(()) => engine.run(operation, staged).inspect_err(|error| {

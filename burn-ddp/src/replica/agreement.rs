@@ -19,10 +19,11 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
     group: &ProcessGroup<B::InnerBackend>,
     options: &ReplicaOptions,
 ) -> Result<M> {
-    compare_options(options, group)?;
+    compare_options(options, group).map_err(|error| group.agreed(error))?;
     let mut params = parameters::collect::<B, M>(&model)?;
+    refuse_what_cannot_be_kept_equal(&params, group)?;
     let specs: Vec<_> = params.iter().map(|param| param.spec.clone()).collect();
-    compare(&specs, group)?;
+    compare(&specs, group).map_err(|error| group.agreed(error))?;
 
     let ids: Vec<u64> = params.iter().map(|param| param.id.val()).collect();
     let ids: Vec<u64> = decode(&from_root(&encode(&ids)?, group)?)?;
@@ -38,7 +39,7 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
     let values = values.filter_map(|(param, id)| Some((id.into(), param.tensor?))).collect();
     let model = parameters::replace::<B, M>(model, values)?;
     let params = parameters::collect::<B, M>(&model)?;
-    compare_values(&params, group, "after the broadcast from rank 0")?;
+    compare_values(&params, group, "after the broadcast from rank 0").map_err(|error| group.agreed(error))?;
     Ok(model)
 }
 
@@ -52,9 +53,38 @@ pub fn verify_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     group: &ProcessGroup<B::InnerBackend>,
     step: usize,
 ) -> Result<()> {
-    let mut params = parameters::collect::<B, M>(model)?;
+    let mut params = parameters::collect::<B, M>(model).inspect_err(|error| group.fail(error))?;
     params.retain(|param| param.spec.role != ParamRole::RunningState);
-    compare_values(&params, group, &format!("at step {step}"))
+    compare_values(&params, group, &format!("at step {step}")).map_err(|error| {
+        let error = group.agreed(error);
+        group.fail(&error);
+        error
+    })
+}
+
+/// Models that would train on one process but not alike on several.
+fn refuse_what_cannot_be_kept_equal<B: Backend>(
+    params: &[ParamValue<B>],
+    group: &ProcessGroup<B>,
+) -> Result<()> {
+    for (index, param) in params.iter().enumerate() {
+        if let Some(other) = params[..index].iter().find(|other| other.id == param.id) {
+            return Err(Error::config(format!(
+                "`{}` and `{}` are one parameter in two places: Burn keeps them together only until the first \
+                 optimizer step; give the value one place and use it from both",
+                other.spec.path, param.spec.path
+            )));
+        }
+        let device = param.tensor.as_ref().map(AnyTensor::device);
+        if let Some(device) = device.filter(|device| device != group.device()) {
+            return Err(Error::config(format!(
+                "{} is on device {device:?}, but the group was made for {:?}: use one device for both",
+                param.spec,
+                group.device()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// A hash of all parameters of `model` except running states, for people to compare.

@@ -39,6 +39,8 @@ pub struct Replica<B: AutodiffBackend> {
     /// Optimizer steps reduced so far.
     steps: usize,
     warned: bool,
+    /// Whether the specifications are final: in a world of one the first forward pass initializes what is lazy.
+    settled: bool,
 }
 
 impl<B: AutodiffBackend> Replica<B> {
@@ -73,12 +75,26 @@ impl<B: AutodiffBackend> Replica<B> {
         }
         let model =
             if group.world_size() == 1 { model } else { agreement::align::<B, M>(model, group, &options)? };
-        let params = parameters::describe::<B, M>(&model)?;
-        let ids = params.iter().map(|param| param.id).collect();
-        let specs: Vec<_> = params.into_iter().map(|param| param.spec).collect();
-        let reducer = Reducer::new(specs.clone(), options.bucket_bytes, options.reduction);
-        tracing::debug!("{} reduces\n{}", group.rank(), reducer.plan());
-        Ok((model, Self { group: group.clone(), options, specs, ids, reducer, steps: 0, warned: false }))
+        let mut replica = Self {
+            group: group.clone(),
+            reducer: Reducer::new(Vec::new(), options.bucket_bytes, options.reduction),
+            options,
+            specs: Vec::new(),
+            ids: Vec::new(),
+            steps: 0,
+            warned: false,
+            settled: group.world_size() > 1,
+        };
+        replica.look_at(&model);
+        tracing::debug!("{} reduces\n{}", group.rank(), replica.plan());
+        Ok((model, replica))
+    }
+
+    fn look_at<M: AutodiffModule<B>>(&mut self, model: &M) {
+        let params = parameters::describe::<B, M>(model);
+        self.ids = params.iter().map(|param| param.id).collect();
+        self.specs = params.into_iter().map(|param| param.spec).collect();
+        self.reducer = Reducer::new(self.specs.clone(), self.options.bucket_bytes, self.options.reduction);
     }
 
     /// The group it reduces over.
@@ -98,7 +114,7 @@ impl<B: AutodiffBackend> Replica<B> {
         model: &M,
         micro_step: impl Into<MicroStep<B>>,
     ) -> Result<()> {
-        self.add(model, micro_step.into()).inspect_err(|error| self.group.fail(error))
+        self.add(model, micro_step.into()).map_err(|error| self.give_up(error))
     }
 
     /// Adds the window's last micro-step and reduces the window over all ranks: the gradient of the global
@@ -122,7 +138,14 @@ impl<B: AutodiffBackend> Replica<B> {
             self.finish(reduction)
         });
         self.steps += 1;
-        reduced.inspect_err(|error| self.group.fail(error))
+        reduced.map_err(|error| self.give_up(error))
+    }
+
+    /// Ends the group with this rank's error, and the window with it.
+    fn give_up(&mut self, error: Error) -> Error {
+        self.group.fail(&error);
+        self.reducer.reset();
+        error
     }
 
     /// Compares the parameters of all ranks by hash, whatever [`ReplicaOptions::check_every`] says; see
@@ -171,6 +194,10 @@ impl<B: AutodiffBackend> Replica<B> {
     fn add<M: AutodiffModule<B>>(&mut self, model: &M, micro_step: MicroStep<B>) -> Result<()> {
         let MicroStep { mut gradients, loss, weight } = micro_step;
         let ids = parameters::ids::<B, M>(model);
+        if !self.settled && ids == self.ids {
+            self.look_at(model);
+            self.settled = true;
+        }
         if let Some(position) = (0..ids.len().max(self.ids.len())).find(|i| ids.get(*i) != self.ids.get(*i)) {
             let path = self.specs.get(position).map_or("a new parameter", |spec| spec.path.as_str());
             return Err(Error::new(
@@ -216,7 +243,7 @@ impl<B: AutodiffBackend> Replica<B> {
     fn look_at_usage(&mut self, reduction: &Reduction<B::InnerBackend>) -> Result<()> {
         let strict = self.options.strict;
         let mut concerned = reduction.partly_used.clone();
-        if strict {
+        if strict && !reduction.empty {
             let unused = |index: &usize| {
                 self.specs[*index].role == ParamRole::Trained && reduction.gradients[*index].is_none()
             };
@@ -238,7 +265,7 @@ impl<B: AutodiffBackend> Replica<B> {
             .collect();
         let text = format!("no gradient in optimizer step {} for {}", self.steps, lines.join("; "));
         if strict {
-            return Err(Error::new(ErrorKind::Mismatch, text));
+            return Err(self.group.agreed(Error::new(ErrorKind::Mismatch, text)));
         }
         self.warned = true;
         if self.group.rank().is_root() {
