@@ -4,7 +4,7 @@
 use burn::module::{Module, Param};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{FloatDType, Tensor, TensorData};
 use burn_autodiff::Autodiff;
 use burn_ddp::transport::OpKind;
 use burn_ddp::{Ddp, GradientReduction, MicroStep, ProcessGroup, Replica, ReplicaOptions, Result};
@@ -15,6 +15,7 @@ use crate::harness::{Case, Launch, argument};
 pub const CASES: &[(&str, Case)] = &[
     ("toy", toy),
     ("partly used", partly_used),
+    ("half", half),
     ("one reduction", one_reduction),
     ("two hundred", two_hundred),
 ];
@@ -258,6 +259,34 @@ fn a_parameter_used_on_one_rank_gets_zeros_from_the_others() {
 fn a_parameter_used_on_no_rank_is_left_alone() {
     for text in Launch::new("partly used", 2).argument("nobody").succeed() {
         assert_eq!(text, "Some(6.0) None b = 0");
+    }
+}
+
+/// One step on a parameter of half precision; the gradient has to come back as it went.
+fn half() -> Result<String> {
+    let device = Default::default();
+    let group = ProcessGroup::<Ddp<Flex>>::from_env(&device)?;
+    let half = |value: f32| Tensor::<B, 1>::full([1], value, &device).cast(FloatDType::F16);
+    let model = Toy { w: Param::from_tensor(half(1.0)) };
+    let (model, mut replica) = Replica::new(model, &group, ReplicaOptions::new().with_norm())?;
+    let mut texts = Vec::new();
+    for _ in 0..2 {
+        let grads = |x: f32| GradientsParams::from_grads((model.w.val() * half(x)).sum().backward(), &model);
+        // Each fits the type, their sum does not.
+        replica.no_sync(&model, grads(60000.0))?;
+        let reduced = replica.reduce(&model, grads(20000.0))?;
+        let gradient = reduced.grads.get::<Ddp<Flex>, 1>(model.w.id).expect("a gradient");
+        texts.push(format!("{:?} {:.2e}", gradient.dtype(), gradient.into_data().iter::<f64>().sum::<f64>()));
+    }
+    Ok(texts.join(" "))
+}
+
+#[test]
+fn half_precision_gradients_come_back_as_they_went() {
+    for world_size in [1, 2] {
+        for text in Launch::new("half", world_size).succeed() {
+            assert_eq!(text, "F16 4.00e4 F16 4.00e4", "{world_size} ranks");
+        }
     }
 }
 
