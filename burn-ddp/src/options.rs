@@ -8,6 +8,7 @@ use std::time::Duration;
 use derive_new::new;
 
 use crate::error::{Error, Result};
+use crate::rank::readable;
 
 /// Limits and addresses of a process group.
 #[derive(Clone, Debug, PartialEq, new)]
@@ -38,6 +39,12 @@ impl Default for GroupOptions {
 impl GroupOptions {
     /// The defaults, changed by what the process environment says.
     pub fn from_env() -> Result<Self> {
+        readable(&[
+            "BURN_DDP_TIMEOUT",
+            "BURN_DDP_PEER_TIMEOUT",
+            "BURN_DDP_RENDEZVOUS_TIMEOUT",
+            "BURN_DDP_IFACE",
+        ])?;
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 

@@ -52,6 +52,20 @@ pub struct RankInfo {
 
 /// The four variables that must be set together.
 const REQUIRED: [&str; 4] = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+const OPTIONAL: [&str; 5] =
+    ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
+
+/// Refuses variables of the environment that are not UTF-8: they would count as unset.
+pub(crate) fn readable(names: &[&str]) -> Result<()> {
+    let wrong =
+        names.iter().find(|name| std::env::var_os(name).is_some_and(|value| value.to_str().is_none()));
+    match wrong {
+        Some(name) => {
+            Err(Error::config(format!("the value of {name} is not UTF-8: set it anew or unset it")))
+        }
+        None => Ok(()),
+    }
+}
 
 impl RankInfo {
     /// The world of one: rank 0 of 1, no store, no socket.
@@ -70,6 +84,8 @@ impl RankInfo {
 
     /// Reads the process environment; see [`RankInfo::from_lookup`].
     pub fn from_env() -> Result<Self> {
+        readable(&REQUIRED)?;
+        readable(&OPTIONAL)?;
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
@@ -113,7 +129,7 @@ impl RankInfo {
             None => Ok(default),
         };
         let local_rank = optional("LOCAL_RANK", rank)?;
-        let local_world_size = optional("LOCAL_WORLD_SIZE", world_size.max(local_rank + 1))?;
+        let local_world_size = optional("LOCAL_WORLD_SIZE", world_size.max(local_rank.saturating_add(1)))?;
         outside("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_world_size)?;
         Ok(Self {
             rank: Rank(rank),
@@ -138,10 +154,7 @@ fn outside(name: &str, value: usize, limit_name: &str, limit: usize) -> Result<(
     if value < limit {
         return Ok(());
     }
-    Err(Error::config(format!(
-        "{name}={value} is outside of {limit_name}={limit}: ranks go from 0 to {}",
-        limit - 1
-    )))
+    Err(Error::config(format!("{name}={value} is outside of {limit_name}={limit}: ranks begin at 0")))
 }
 
 #[cfg(test)]
@@ -197,5 +210,8 @@ mod tests {
         refused(&with("WORLD_SIZE", "0"), &["WORLD_SIZE=0"]);
         refused(&with("MASTER_PORT", "70000"), &["MASTER_PORT=70000"]);
         refused(&with("MASTER_ADDR", " "), &["MASTER_ADDR"]);
+        let more = |name, value| FULL.into_iter().chain([(name, value)]).collect::<Vec<_>>();
+        refused(&more("LOCAL_WORLD_SIZE", "0"), &["LOCAL_RANK=1", "LOCAL_WORLD_SIZE=0"]);
+        refused(&more("LOCAL_RANK", "-3"), &["LOCAL_RANK=-3"]);
     }
 }

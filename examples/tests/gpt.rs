@@ -7,7 +7,7 @@ mod programs;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
@@ -194,6 +194,50 @@ fn held_out_loss_does_not_depend_on_the_world_size() {
     one.iter().zip(&two).for_each(|(one, two)| assert_close(*one, *two, "held-out loss"));
 }
 
+/// Ranks of one world, each started by hand with arguments of its own.
+fn by_hand(args: [&str; 2]) -> Vec<Output> {
+    let directory = tempfile::tempdir().unwrap();
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = held.local_addr().unwrap().port().to_string();
+    drop(held);
+    let children: Vec<_> = args
+        .iter()
+        .enumerate()
+        .map(|(rank, args)| {
+            let mut command = tiny(directory.path(), args);
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1");
+            command.env("MASTER_PORT", &port).spawn().unwrap()
+        })
+        .collect();
+    children.into_iter().map(|child| finish(child, LIMIT)).collect()
+}
+
+#[test]
+fn ranks_with_different_arguments_do_not_train() {
+    for output in by_hand(["--steps 3", "--steps 3 --lr 0.5"]) {
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        assert!(text.contains("rank 0 was given") && text.contains("--lr 0.5"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_write_says_so_to_all() {
+    for args in ["--steps 3 --log-json /dev/full", "--steps 3 --log-json /dev/full --nproc 2"] {
+        let output = run(command(PROGRAM, &format!("{TINY} {args}")));
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("--log-json /dev/full: cannot write") && !text.contains("panicked"), "{text}");
+        assert!(!text.contains("already finished"), "{text}");
+    }
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let mut program = command(PROGRAM, &format!("{TINY} --steps 3"));
+    program.stdout(full);
+    let output = run(program);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("cannot write to standard output") && !text.contains("panicked"), "{text}");
+}
+
 #[test]
 fn wrong_input_is_one_line_and_writes_nothing() {
     let directory = tempfile::tempdir().unwrap();
@@ -205,6 +249,8 @@ fn wrong_input_is_one_line_and_writes_nothing() {
     let empty = file("empty", b"");
     let short = file("short", &[b'a'; 2275]);
     let binary = file("binary", b"abc\xff");
+    let pipe = directory.path().join("pipe").display().to_string();
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let cases = [
         ("--nproc 0", vec!["--nproc 0"]),
         ("--total-batch-tokens 2000 --nproc 2", vec!["2000", "= 1024", "1024 or 2048"]),
@@ -216,6 +262,9 @@ fn wrong_input_is_one_line_and_writes_nothing() {
         ("--steps 0", vec!["--steps 0"]),
         ("--heads 0", vec!["--heads 0"]),
         ("--embd 100 --heads 3", vec!["--embd 100", "--heads 3", "99 or 102"]),
+        ("--embd 18446744073709551614", vec!["--embd 18446744073709551614"]),
+        ("--layers 1000000 --embd 1000000", vec!["--layers 1000000", "--embd 1000000"]),
+        ("--nproc 18446744073709551615", vec!["--nproc 18446744073709551615"]),
         ("--lr NaN", vec!["--lr NaN"]),
         ("--clip=-1", vec!["--clip -1"]),
         ("--log-json /no/such/directory/log", vec!["--log-json", "/no/such/directory/log"]),
@@ -224,6 +273,9 @@ fn wrong_input_is_one_line_and_writes_nothing() {
         (&format!("--data {short}"), vec!["2048 tokens", "takes 2048 and one"]),
         (&format!("--data {binary}"), vec!["not UTF-8 at byte 3"]),
         (&format!("--data {short} --total-batch-tokens 1024 --eval-every 1"), vec!["--eval-every"]),
+        (&format!("--data {short} --log-json {short}"), vec!["--log-json", "the text of --data"]),
+        (&format!("--data {pipe}"), vec!["--data", "pipe"]),
+        (&format!("--log-json {pipe}"), vec!["--log-json"]),
     ]
     .map(|(args, words)| (args.to_string(), words));
     let log = directory.path().join("log.json");

@@ -7,6 +7,7 @@
 //!
 //! A world of one has no thread and no socket: its collectives are their own result.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
@@ -145,8 +146,10 @@ impl<B: Backend> ProcessGroup<B> {
         let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
         let control = Control::start(rank, mesh.control, liveness.clone(), options.peer_timeout)?;
         let engine = HostEngine::new(Collectives::new(Box::new(transport), options.timeout));
+        let thread = CommunicationThread::spawn(Box::new(engine), liveness.clone())
+            .inspect_err(|error| control.abort(error))?;
         let connected = Connected {
-            thread: Mutex::new(CommunicationThread::spawn(Box::new(engine), liveness.clone())?),
+            thread: Mutex::new(thread),
             communicator: Box::new(HostCommunicator),
             control,
             liveness,
@@ -214,6 +217,16 @@ impl<B: Backend> ProcessGroup<B> {
     /// Ends the group on all ranks: every wait, here and there, returns an error with `reason`.
     pub fn abort(&self, reason: &str) {
         self.fail(&Error::new(ErrorKind::Aborted, reason));
+    }
+
+    /// Takes leave with the outcome of the training: after `Ok` peers read that this rank has finished, after `Err`
+    /// they read the error, as a failure of this rank. Without it a rank that returns an error looks to its peers as
+    /// if it had finished, because dropping a group cannot know why.
+    pub fn finish<T, E: fmt::Display>(&self, outcome: Result<T, E>) -> Result<T, E> {
+        if let Err(error) = &outcome {
+            self.abort(&error.to_string());
+        }
+        outcome
     }
 
     /// Ends the group because of `cause`; for floors above that find an error of their own.

@@ -6,6 +6,7 @@
 //! burnrun --nproc-per-node 3 target/debug/all_reduce            # the same under a launcher
 //! ```
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use burn::tensor::Tensor;
@@ -23,9 +24,19 @@ struct Args {
     nproc: Option<usize>,
 }
 
+/// Prints a line; a reader that has gone is an error like any other.
+fn say(line: &str) -> Result<()> {
+    writeln!(std::io::stdout(), "{line}").map_err(|error| Error::io("cannot write to standard output", error))
+}
+
 fn hello() -> Result<()> {
-    let device = FlexDevice;
-    let group = ProcessGroup::<Ddp<Flex>>::from_env(&device)?;
+    let group = ProcessGroup::<Ddp<Flex>>::from_env(&FlexDevice)?;
+    // Peers are told why if this rank fails.
+    group.finish(say_hello(&group))
+}
+
+fn say_hello(group: &ProcessGroup<Ddp<Flex>>) -> Result<()> {
+    let device = group.device();
     let (rank, world_size) = (group.rank(), group.world_size());
 
     // Lines of several processes arrive in any order, so rank 0 collects them and prints.
@@ -37,12 +48,12 @@ fn hello() -> Result<()> {
     );
     let lines = group.all_gather_bytes(line.into_bytes())?;
     if rank.is_root() {
-        lines.iter().for_each(|line| println!("{}", String::from_utf8_lossy(line)));
+        lines.iter().try_for_each(|line| say(&String::from_utf8_lossy(line)))?;
     }
 
     // Element i is (rank + 1) * (i + 1), so its sum over n ranks is (i + 1) * n (n + 1) / 2: whole numbers, exact.
     let tensor = |factor: usize| {
-        Tensor::<Ddp<Flex>, 1>::from_floats([1, 2, 3, 4].map(|i| (i * factor) as f32), &device)
+        Tensor::<Ddp<Flex>, 1>::from_floats([1, 2, 3, 4].map(|i| (i * factor) as f32), device)
     };
     let sum = group.all_reduce(tensor(rank.0 + 1), ReduceOp::Sum).wait()?.into_data();
     let expected = tensor(world_size * (world_size + 1) / 2).into_data();
@@ -52,12 +63,12 @@ fn hello() -> Result<()> {
     // Only when all ranks have come here has everybody compared.
     group.barrier()?;
     if rank.is_root() {
-        println!("all_reduce: {sum} on all {world_size} ranks, as expected");
+        say(&format!("all_reduce: {sum} on all {world_size} ranks, as expected"))?;
         let stats = group.stats();
         for (kind, of_kind) in &stats.by_kind {
-            println!("{kind}: {} call(s), {} bytes given by rank 0", of_kind.calls, of_kind.bytes);
+            say(&format!("{kind}: {} call(s), {} bytes given by rank 0", of_kind.calls, of_kind.bytes))?;
         }
-        println!("waited {:?}", stats.waited);
+        say(&format!("waited {:?}", stats.waited))?;
     }
     Ok(())
 }
@@ -79,7 +90,8 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("all_reduce: {error}");
+            // Without standard error there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "all_reduce: {error}");
             ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
         }
     }

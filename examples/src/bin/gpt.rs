@@ -17,6 +17,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -201,7 +202,7 @@ impl Text {
         let unigram_entropy = counts
             .into_iter()
             .filter(|count| *count > 0)
-            .map(|count| -share(count) * share(count).ln())
+            .map(|count| share(count) * (1.0 / share(count)).ln())
             .sum();
         let held_out = tokens.split_off(tokens.len() - tokens.len() / 10);
         Ok(Self { train: tokens, held_out, vocab, unigram_entropy })
@@ -297,27 +298,53 @@ struct Record {
     world_size: usize,
 }
 
+/// Prints a line; a reader that has gone is an error like any other.
+fn say(line: std::fmt::Arguments<'_>) -> Result<()> {
+    writeln!(std::io::stdout(), "{line}").map_err(|error| Error::io("cannot write to standard output", error))
+}
+
 /// The log of rank 0; the other ranks have none.
-struct Log(Option<File>);
+struct Log(Option<JsonLines>);
+
+struct JsonLines {
+    path: PathBuf,
+    file: File,
+    /// Bytes of whole lines.
+    length: u64,
+}
 
 impl Log {
     fn open(root: bool, path: Option<&Path>) -> Result<Self> {
-        let create = |path: &Path| {
-            File::create(path).map_err(|error| Error::io(format!("--log-json {}", path.display()), error))
+        let create = |path: &Path| match File::create(path) {
+            Ok(file) => Ok(JsonLines { path: path.into(), file, length: 0 }),
+            Err(error) => Err(Error::io(format!("--log-json {}", path.display()), error)),
         };
         path.filter(|_| root).map(create).transpose().map(Self)
     }
 
     fn step(&mut self, record: &Record) -> Result<()> {
-        // One unbuffered write a line: a process that is killed leaves whole lines and every step it printed.
-        if let Some(file) = &mut self.0 {
-            let line = serde_json::to_string(record).map_err(|error| Error::io("--log-json", error))? + "\n";
-            file.write_all(line.as_bytes()).map_err(|error| Error::io("--log-json: cannot write", error))?;
+        if let Some(lines) = &mut self.0 {
+            lines.write(record)?;
         }
         let Record { step, loss, norm, lr, dt_ms, tokens_per_sec, .. } = record;
-        println!(
+        say(format_args!(
             "step {step:>4} | loss {loss:.6} | norm {norm:.4} | lr {lr:.2e} | dt {dt_ms:.2}ms | tok/s {tokens_per_sec}"
-        );
+        ))
+    }
+}
+
+impl JsonLines {
+    /// One unbuffered write a line: a process that is killed leaves every step it finished. A line that does not fit
+    /// on the disk is taken back.
+    fn write(&mut self, record: &Record) -> Result<()> {
+        let failed = |error| Error::io(format!("--log-json {}: cannot write", self.path.display()), error);
+        let line = serde_json::to_string(record).map_err(|error| failed(error.into()))? + "\n";
+        self.file.write_all(line.as_bytes()).map_err(|error| {
+            // A device has no length to go back to.
+            let _ = self.file.set_len(self.length);
+            failed(error)
+        })?;
+        self.length += line.len() as u64;
         Ok(())
     }
 }
@@ -352,10 +379,28 @@ fn evaluate<B: Backend>(model: &Gpt<B>, plan: &Plan, group: &ProcessGroup<B>) ->
     Ok(total.into_scalar().elem::<f64>() / windows as f64)
 }
 
-/// The whole training run of one rank.
+/// Ranks that were started by hand may have been given different arguments: they would train, but not as one.
+fn agree<B: Backend>(args: &Args, plan: &Plan, group: &ProcessGroup<B>) -> Result<()> {
+    let mine = format!("{} on a text of {} tokens", args.essence(), plan.text.train.len());
+    let all = group.all_gather_bytes(mine.into_bytes())?;
+    let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
+    match (1..all.len()).find(|rank| all[*rank] != all[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            Err(Error::config(format!("rank 0 was given {}, but rank {rank} {}", text(0), text(rank))))
+        }
+    }
+}
+
+/// The whole training run of one rank. Peers are told why if it fails.
 fn train<B: Backend>(args: &Args, plan: &Plan) -> Result<()> {
+    let group = ProcessGroup::<Ddp<B>>::from_env(&Default::default())?;
+    group.finish(train_in(&group, args, plan))
+}
+
+fn train_in<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan: &Plan) -> Result<()> {
+    agree(args, plan, group)?;
     let device = Default::default();
-    let group = ProcessGroup::<Ddp<B>>::from_env(&device)?;
     let root = group.rank().is_root();
     Autodiff::<Ddp<B>>::seed(&device, args.seed);
     let model = Gpt::<Autodiff<Ddp<B>>>::new(&plan.model, &device);
@@ -364,11 +409,11 @@ fn train<B: Backend>(args: &Args, plan: &Plan) -> Result<()> {
         clip => ReplicaOptions::new().with_clip_norm(clip),
     };
     // From here on every rank holds rank 0's weights.
-    let (mut model, mut replica) = Replica::new(model, &group, options)?;
+    let (mut model, mut replica) = Replica::new(model, group, options)?;
     let mut optimizer = OptimizerAdaptor::from(DecayMatrices::new(args.weight_decay));
     let mut log = Log::open(root, args.log_json.as_deref())?;
     if root {
-        println!(
+        say(format_args!(
             "{} parameters, vocabulary of {}, {} training tokens | {} tokens a step = {} x {} x {} process(es) x {} micro-step(s)",
             model.num_params(),
             plan.text.vocab,
@@ -378,7 +423,7 @@ fn train<B: Backend>(args: &Args, plan: &Plan) -> Result<()> {
             args.seq_len,
             group.world_size(),
             plan.accumulation,
-        );
+        ))?;
     }
 
     let own = group.rank().0 * plan.accumulation..(group.rank().0 + 1) * plan.accumulation;
@@ -410,21 +455,24 @@ fn train<B: Backend>(args: &Args, plan: &Plan) -> Result<()> {
             })?;
         }
         if args.eval_every > 0 && (step + 1) % args.eval_every == 0 {
-            let held_out = evaluate(&model.valid(), plan, &group)?;
+            let held_out = evaluate(&model.valid(), plan, group)?;
             if root {
-                println!("eval after step {step:>4} | held-out loss {held_out:.6}");
+                say(format_args!("eval after step {step:>4} | held-out loss {held_out:.6}"))?;
             }
         }
     }
 
     replica.verify(&model)?;
     if root {
-        println!(
+        say(format_args!(
             "parameter hash {:016x}, equal on all {} ranks",
             replica.parameter_hash(&model)?,
             group.world_size()
-        );
-        println!("final loss {last_loss:.4}, unigram entropy of the text {:.4}", plan.text.unigram_entropy);
+        ))?;
+        say(format_args!(
+            "final loss {last_loss:.4}, unigram entropy of the text {:.4}",
+            plan.text.unigram_entropy
+        ))?;
     }
     Ok(())
 }
@@ -544,7 +592,24 @@ impl Plan {
     }
 }
 
+/// Largest number that counts anything; products of them fit into 64 bits.
+const LARGEST: usize = 1 << 20;
+/// Parameters of the blocks.
+const LARGEST_MODEL: usize = 1 << 30;
+
 impl Args {
+    /// The arguments that make a difference to what is trained.
+    fn essence(&self) -> String {
+        let Self { steps, batch_size, seq_len, total_batch_tokens, layers, heads, embd, lr, .. } = self;
+        let Self { weight_decay, clip, seed, tokenizer, eval_every, .. } = self;
+        format!(
+            "--steps {steps} --batch-size {batch_size} --seq-len {seq_len} --total-batch-tokens {total_batch_tokens} \
+             --layers {layers} --heads {heads} --embd {embd} --lr {lr} --warmup-steps {} --weight-decay {weight_decay} \
+             --clip {clip} --seed {seed} --tokenizer {tokenizer:?} --eval-every {eval_every}",
+            self.warmup()
+        )
+    }
+
     pub(crate) fn warmup(&self) -> usize {
         self.warmup_steps.unwrap_or(self.steps / 10)
     }
@@ -563,6 +628,16 @@ impl Args {
         if let Some((flag, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(Error::config(format!("{flag} 0: give at least 1")));
         }
+        if let Some((flag, count)) = counts.into_iter().find(|(_, count)| *count > LARGEST) {
+            return Err(Error::config(format!("{flag} {count}: give at most {LARGEST}")));
+        }
+        let parameters = (12 * self.layers * self.embd).saturating_mul(self.embd);
+        if parameters > LARGEST_MODEL {
+            return Err(Error::config(format!(
+                "--layers {} of --embd {}: {parameters} parameters are too many for this example",
+                self.layers, self.embd
+            )));
+        }
         let numbers =
             [("--lr", self.lr), ("--weight-decay", f64::from(self.weight_decay)), ("--clip", self.clip)];
         if let Some((flag, number)) = numbers.into_iter().find(|(_, n)| !n.is_finite() || *n < 0.0) {
@@ -576,13 +651,23 @@ impl Args {
             )));
         }
         match &self.log_json {
-            Some(path) if path.is_dir() || !parent(path).is_dir() => Err(Error::config(format!(
-                "--log-json {}: give the path of a file in a directory that exists",
-                path.display()
-            ))),
+            Some(path) if path.is_dir() || !parent(path).is_dir() || is_pipe(path) => Err(Error::config(
+                format!("--log-json {}: give the path of a file in a directory that exists", path.display()),
+            )),
+            Some(path) if self.data.as_deref().is_some_and(|data| same_file(data, path)) => {
+                Err(Error::config(format!("--log-json {}: that is the text of --data", path.display())))
+            }
             _ => Ok(()),
         }
     }
+}
+
+fn is_pipe(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }
 
 fn parent(path: &Path) -> &Path {
@@ -591,6 +676,9 @@ fn parent(path: &Path) -> &Path {
 
 fn read_text(path: &Path) -> Result<String> {
     let refuse = |why: String| Err(Error::config(format!("--data {}: {why}", path.display())));
+    if is_pipe(path) {
+        return refuse("a pipe can be read by one process only; give a file".into());
+    }
     match std::fs::read(path).map(String::from_utf8) {
         Ok(Ok(text)) if text.is_empty() => refuse("the file is empty; give a text to train on".into()),
         Ok(Ok(text)) => Ok(text),
@@ -649,7 +737,8 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gpt: {error}");
+            // Without standard error there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "gpt: {error}");
             ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
         }
     }
