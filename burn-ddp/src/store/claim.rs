@@ -37,6 +37,11 @@ impl Claim {
         (self.pid, &self.host) == (other.pid, &other.host)
     }
 
+    /// Whether both are of one process in one rank.
+    pub(super) fn is_of(&self, other: &Claim) -> bool {
+        self.rank == other.rank && self.same_process(other)
+    }
+
     /// The process for messages: `pid 12 on host a`.
     pub(super) fn process(&self) -> String {
         format!("pid {} on host {}", self.pid, self.host)

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::protocol::{KEY_LIMIT, Request, Response, shortened};
+use crate::rank::Rank;
 use crate::store::Claim;
 
 /// Names a connection; never reused.
@@ -31,10 +32,23 @@ pub(super) enum Verdict {
 /// The store's content and its members.
 pub(super) struct Board {
     owner: Claim,
-    claims: BTreeMap<ConnectionId, Claim>,
+    members: BTreeMap<ConnectionId, Member>,
     values: BTreeMap<String, Arc<[u8]>>,
     counters: BTreeMap<String, i64>,
-    failure: Option<String>,
+    failure: Option<Failure>,
+}
+
+/// Who has introduced itself on a connection.
+struct Member {
+    claim: Claim,
+    client: u64,
+}
+
+/// Why the store is of no further use.
+#[derive(Clone)]
+struct Failure {
+    text: String,
+    lost: Option<Rank>,
 }
 
 impl Board {
@@ -42,7 +56,7 @@ impl Board {
     pub(super) fn new(owner: Claim) -> Self {
         Self {
             owner,
-            claims: BTreeMap::new(),
+            members: BTreeMap::new(),
             values: BTreeMap::new(),
             counters: BTreeMap::new(),
             failure: None,
@@ -51,10 +65,11 @@ impl Board {
 
     /// What to do about `request` with `value`, said by connection `id`.
     pub(super) fn handle(&mut self, id: ConnectionId, request: Request, value: Vec<u8>) -> Verdict {
-        let joined = self.claims.contains_key(&id);
+        let joined = self.members.contains_key(&id);
         let key = match request {
             Request::Hello { .. } if joined => return Verdict::Close,
-            Request::Hello { claim, serves } => return self.admit(id, claim, serves),
+            Request::Hello { claim, client, serves } => return self.admit(id, claim, client, serves),
+            Request::Bye => return self.take_leave(id),
             Request::Set { ref key } | Request::Get { ref key, .. } | Request::Add { ref key, .. } => key,
         };
         if !joined || key.len() > KEY_LIMIT {
@@ -64,7 +79,7 @@ impl Board {
             return Verdict::Answer(failure);
         }
         match request {
-            Request::Hello { .. } => Verdict::Close,
+            Request::Hello { .. } | Request::Bye => Verdict::Close,
             Request::Set { key } => {
                 self.values.insert(key, value.into());
                 Verdict::Answer(Response::Done)
@@ -86,9 +101,24 @@ impl Board {
         self.values.get(key).map(|value| (Response::Value, value.clone()))
     }
 
-    /// Connection `id` is closed; its rank is free again once the process has no other.
+    /// Connection `id` is closed. A process whose last connection goes without a goodbye has ended: whoever
+    /// waits for it would wait in vain, so the store ends for all.
     pub(super) fn leave(&mut self, id: ConnectionId) {
-        self.claims.remove(&id);
+        let Some(Member { claim, .. }) = self.members.remove(&id) else { return };
+        if self.members.values().any(|other| other.claim.is_of(&claim)) {
+            return;
+        }
+        self.fail(
+            format!("{} ({}) is lost: its process ended during start-up", claim.rank, claim.process()),
+            Some(claim.rank),
+        );
+    }
+
+    /// The client of connection `id` needs none of its connections any more.
+    fn take_leave(&mut self, id: ConnectionId) -> Verdict {
+        let Some(gone) = self.members.remove(&id) else { return Verdict::Close };
+        self.members.retain(|_, other| other.client != gone.client || !other.claim.is_of(&gone.claim));
+        Verdict::Dismiss(Response::Done)
     }
 
     /// The last message to everybody.
@@ -97,26 +127,31 @@ impl Board {
     }
 
     fn failure(&self) -> Option<Response> {
-        self.failure.clone().map(Response::Failed)
+        self.failure.clone().map(|Failure { text, lost }| Response::Failed { text, lost })
     }
 
-    fn admit(&mut self, id: ConnectionId, claim: Claim, serves: bool) -> Verdict {
+    /// Ends the store. The first cause stays: whatever comes later may only follow from it.
+    fn fail(&mut self, text: String, lost: Option<Rank>) {
+        self.failure.get_or_insert_with(|| Failure { text: shortened(text), lost });
+    }
+
+    fn admit(&mut self, id: ConnectionId, claim: Claim, client: u64, serves: bool) -> Verdict {
         if let Some(reason) = self.objection(&claim) {
             return Verdict::Dismiss(Response::Refused(shortened(reason)));
         }
         // Who wanted to serve is another process than the owner, whatever its pid is called in its container.
-        let holder = [&self.owner].into_iter().chain(self.claims.values());
-        let taken = holder
+        let holders = [&self.owner].into_iter().chain(self.members.values().map(|member| &member.claim));
+        let taken = holders
             .into_iter()
             .find(|other| other.rank == claim.rank && (serves || !other.same_process(&claim)));
         if let Some(holder) = taken {
             let (first, second, rank) = (holder.process(), claim.process(), claim.rank);
-            // The first pair is the cause; a third process only follows from it.
-            self.failure.get_or_insert_with(|| {
-                shortened(format!(
+            self.fail(
+                format!(
                     "{rank} claimed twice: by {first} and by {second}; give every process a RANK of its own"
-                ))
-            });
+                ),
+                None,
+            );
             return Verdict::Dismiss(Response::Refused(shortened(format!(
                 "{rank} already taken by {first}; this is {second}: give every process a RANK of its own"
             ))));
@@ -124,7 +159,7 @@ impl Board {
         if let Some(failure) = self.failure() {
             return Verdict::Dismiss(failure);
         }
-        self.claims.insert(id, claim);
+        self.members.insert(id, Member { claim, client });
         Verdict::Answer(Response::Done)
     }
 
@@ -163,78 +198,4 @@ impl Board {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rank::Rank;
-
-    fn claim(rank: usize, pid: u32) -> Claim {
-        Claim::new(Rank(rank), 3, "run", "here", pid)
-    }
-
-    fn hello(board: &mut Board, id: ConnectionId, claim: Claim) -> Verdict {
-        board.handle(id, Request::Hello { claim, serves: false }, Vec::new())
-    }
-
-    fn refused(verdict: Verdict, words: &[&str]) {
-        let Verdict::Dismiss(Response::Refused(text)) = verdict else { panic!("{verdict:?} is no refusal") };
-        for word in words {
-            assert!(text.contains(word), "{text} lacks {word}");
-        }
-    }
-
-    #[test]
-    fn strangers_are_refused_and_change_nothing() {
-        let mut board = Board::new(claim(0, 10));
-        refused(
-            hello(&mut board, 1, Claim { run_id: "other".into(), ..claim(1, 11) }),
-            &["'run'", "'other'"],
-        );
-        refused(
-            hello(&mut board, 2, Claim { world_size: 2, ..claim(1, 11) }),
-            &["WORLD_SIZE=2", "WORLD_SIZE=3", "pid 10"],
-        );
-        refused(hello(&mut board, 3, claim(3, 11)), &["RANK=3", "WORLD_SIZE=3"]);
-        assert_eq!(board.handle(4, Request::Add { key: "n".into(), delta: 1 }, vec![]), Verdict::Close);
-        assert_eq!(board.farewell(), Response::Finished);
-        assert_eq!(hello(&mut board, 5, claim(1, 11)), Verdict::Answer(Response::Done));
-    }
-
-    #[test]
-    fn a_rank_taken_twice_ends_the_store_for_all() {
-        let mut board = Board::new(claim(0, 10));
-        for (id, claim) in [(1, claim(0, 10)), (2, claim(1, 11)), (3, claim(1, 11))] {
-            assert_eq!(hello(&mut board, id, claim), Verdict::Answer(Response::Done));
-        }
-        refused(hello(&mut board, 4, claim(1, 12)), &["rank 1 already taken by pid 11 on host here"]);
-        let Some((Response::Failed(text), _)) = board.look("any") else {
-            panic!("the store must have failed")
-        };
-        assert!(text.starts_with("rank 1 claimed twice: by pid 11 on host here and by pid 12"), "{text}");
-        let later = board.handle(1, Request::Add { key: "n".into(), delta: 1 }, vec![]);
-        assert_eq!(later, Verdict::Answer(Response::Failed(text.clone())));
-        assert_eq!(hello(&mut board, 5, claim(2, 13)), Verdict::Dismiss(Response::Failed(text)));
-    }
-
-    #[test]
-    fn a_second_server_is_a_second_rank_0_even_with_the_same_pid() {
-        let mut board = Board::new(claim(0, 1));
-        let verdict = board.handle(1, Request::Hello { claim: claim(0, 1), serves: true }, vec![]);
-        refused(verdict, &["rank 0 already taken by pid 1"]);
-    }
-
-    #[test]
-    fn a_rank_is_free_when_its_process_has_left() {
-        let mut board = Board::new(claim(0, 10));
-        hello(&mut board, 1, claim(1, 11));
-        board.leave(1);
-        assert_eq!(hello(&mut board, 2, claim(1, 12)), Verdict::Answer(Response::Done));
-    }
-
-    #[test]
-    fn keys_over_the_limit_close_the_connection() {
-        let mut board = Board::new(claim(0, 10));
-        hello(&mut board, 1, claim(1, 11));
-        let key = "k".repeat(KEY_LIMIT + 1);
-        assert_eq!(board.handle(1, Request::Set { key }, vec![]), Verdict::Close);
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@
 //! for each call at the same time, of which start-up makes two or three.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -21,8 +22,13 @@ use crate::store::Claim;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Time for one of several attempts to connect.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
+/// Time for the server to hear a goodbye. Nothing depends on it but how the end of this process is taken.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Numbers the clients of this process.
+static CLIENTS: AtomicU64 = AtomicU64::new(0);
 
 /// Calls to the server at one address.
 pub(super) struct Client {
@@ -30,6 +36,8 @@ pub(super) struct Client {
     local: SocketAddr,
     hello: Request,
     idle: Mutex<Vec<Link>>,
+    /// Links whose answer never came. They stay open: to the server, a process without any has ended.
+    spent: Mutex<Vec<Link>>,
     /// Set when the store has ended; every later call returns it.
     ended: OnceLock<Error>,
 }
@@ -54,7 +62,8 @@ impl Client {
     /// Connects to the store at `host`:`port`, which may not be there yet, trying all of its addresses until
     /// `deadline`.
     pub(super) fn connect(host: &str, port: u16, claim: &Claim, deadline: Deadline) -> Result<Self> {
-        let hello = Request::Hello { claim: claim.clone(), serves: false };
+        let client = CLIENTS.fetch_add(1, Ordering::Relaxed);
+        let hello = Request::Hello { claim: claim.clone(), client, serves: false };
         let mut pause = FIRST_PAUSE;
         loop {
             // Names of other nodes may appear later than this process, so they are resolved each time.
@@ -94,7 +103,14 @@ impl Client {
     fn new(server: SocketAddr, hello: Request, link: Link) -> Result<Self> {
         let local =
             link.local_addr().map_err(|error| Error::io("cannot read the address of a connection", error))?;
-        Ok(Self { server, local, hello, idle: Mutex::new(vec![link]), ended: OnceLock::new() })
+        Ok(Self {
+            server,
+            local,
+            hello,
+            idle: Mutex::new(vec![link]),
+            spent: Mutex::default(),
+            ended: OnceLock::new(),
+        })
     }
 
     /// Where the server was reached.
@@ -119,24 +135,29 @@ impl Client {
         value: &[u8],
         wait: Duration,
     ) -> Result<(Response, Vec<u8>)> {
+        self.call_until(request, value, Deadline::after(wait.saturating_add(ANSWER_LIMIT)))
+    }
+
+    pub(super) fn call_until(
+        &self,
+        request: &Request,
+        value: &[u8],
+        deadline: Deadline,
+    ) -> Result<(Response, Vec<u8>)> {
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }
         let request = encode(request, value.len())?;
-        let deadline = Deadline::after(wait.saturating_add(ANSWER_LIMIT));
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let link = match idle {
             Some(link) => Ok(link),
             None => Link::open(self.server, &self.hello, deadline),
         };
-        let answered = link.and_then(|mut link| link.call(&request, value, deadline).map(|got| (link, got)));
-        match answered {
-            Ok((link, answer)) => {
-                self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(link);
-                Ok(answer)
-            }
-            Err(obstacle) => Err(self.failed(obstacle)),
-        }
+        let mut link = link.map_err(|obstacle| self.failed(obstacle))?;
+        let answer = link.call(&request, value, deadline);
+        let kept = if answer.is_ok() { &self.idle } else { &self.spent };
+        kept.lock().unwrap_or_else(PoisonError::into_inner).push(link);
+        answer.map_err(|obstacle| self.failed(obstacle))
     }
 
     fn failed(&self, obstacle: Obstacle) -> Error {
@@ -161,6 +182,22 @@ impl Client {
                 };
                 self.ended.get_or_init(error).clone()
             }
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // A panic is no end in good order, and a store that has ended takes no leave.
+        if std::thread::panicking() || self.ended.get().is_some() {
+            return;
+        }
+        let deadline = Deadline::after(GOODBYE_LIMIT);
+        let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner).pop();
+        let link = idle.map_or_else(|| Link::open(self.server, &self.hello, deadline), Ok);
+        if let (Ok(mut link), Ok(bye)) = (link, encode(&Request::Bye, 0)) {
+            // Whoever does not hear it is either gone itself or finds out that this process is.
+            let _ = link.call(&bye, &[], deadline);
         }
     }
 }

@@ -83,7 +83,12 @@ impl Link {
             (Err(obstacle), Ok(())) => return Err(obstacle),
         };
         match response {
-            Response::Refused(text) | Response::Failed(text) => Err(Obstacle::Refused(Error::config(text))),
+            Response::Refused(text) | Response::Failed { text, lost: None } => {
+                Err(Obstacle::Refused(Error::config(text)))
+            }
+            Response::Failed { text, lost: Some(rank) } => {
+                Err(Obstacle::Refused(Error::new(ErrorKind::PeerLost(rank), text)))
+            }
             Response::Finished => Err(Obstacle::Refused(Error::new(
                 ErrorKind::PeerFinished(Rank(0)),
                 "rank 0, which serves the store, has already finished",

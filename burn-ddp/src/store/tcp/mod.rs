@@ -2,8 +2,8 @@
 //!
 //! It lives as long as one attempt of one run: rank 0 binds MASTER_PORT, everybody (rank 0 too) is a client,
 //! and every client says who it is before anything else. So the mistakes of a launch by hand, which elsewhere
-//! end in a wait, end here in a message: a rank taken twice fails all processes, and a process of another run
-//! or world is told so. `board.rs` decides, `server.rs` and `connection.rs` move bytes, `bind.rs` finds the
+//! end in a wait, end here in a message: a rank taken twice or lost fails all processes, and a process of another
+//! run or world is told so. `board.rs` decides, `server.rs` and `connection.rs` move bytes, `bind.rs` finds the
 //! place to listen; `client.rs` and `link.rs` are the other end, `protocol.rs` is what both speak.
 
 use std::net::SocketAddr;
@@ -28,7 +28,8 @@ use server::Server;
 
 /// A client of the store of rank 0, and on rank 0 its server as well. Calls from several threads do not wait
 /// for each other. When rank 0 drops its own, calls of all others fail with
-/// [`ErrorKind::PeerFinished`].
+/// [`ErrorKind::PeerFinished`]; when another rank does, nothing happens. A rank whose process ends without
+/// dropping it, or panics, is an [`ErrorKind::PeerLost`] for all others at once.
 pub struct TcpStore {
     client: Client,
     // Held for its drop, which ends the serving thread.
@@ -60,7 +61,7 @@ impl TcpStore {
         let resolved = client::resolve(host, *port)
             .map_err(|error| Error::config(format!("MASTER_ADDR={host} does not resolve: {error}")))?;
         let elsewhere = info.local_world_size < info.world_size && !client::is_address(host);
-        let serve = Request::Hello { claim: claim.clone(), serves: true };
+        let serve = Request::Hello { claim: claim.clone(), client: 0, serves: true };
         let bound = bind::listen(&resolved, elsewhere, &serve)?;
         let server = Server::start(bound.listener, claim.clone())?;
         let mut client = Client::connect(&bound.own.ip().to_string(), bound.own.port(), &claim, deadline)?;

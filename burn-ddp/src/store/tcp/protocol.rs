@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::rank::Rank;
 use crate::store::Claim;
 
 /// Longest key.
@@ -22,26 +23,29 @@ const CONTROL_LIMIT: usize = 16 << 10;
 /// Longest text of an error; the rest of the control message is its frame.
 const TEXT_LIMIT: usize = 8 << 10;
 const MAGIC: [u8; 4] = *b"BDDP";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const HEADER: usize = 12;
 
 /// What a client asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// First on every connection. `serves` when the sender wanted to serve the store itself.
-    Hello { claim: Claim, serves: bool },
+    /// First on every connection. `client` tells apart the clients of one process; `serves` when the sender
+    /// wanted to serve the store itself.
+    Hello { claim: Claim, client: u64, serves: bool },
     /// Set the key to the value of the frame.
     Set { key: String },
     /// The value of the key, waiting so long for it.
     Get { key: String, wait_ms: u64 },
     /// Add to the counter.
     Add { key: String, delta: i64 },
+    /// The client takes leave with all of its connections; who goes without it is lost.
+    Bye,
 }
 
 /// What the server answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Response {
-    /// Hello or Set is accepted.
+    /// Hello, Set or Bye is accepted.
     Done,
     /// The value is the value of the frame.
     Value,
@@ -51,8 +55,8 @@ pub(super) enum Response {
     NotSet,
     /// This hello is not accepted.
     Refused(String),
-    /// The store as a whole has failed.
-    Failed(String),
+    /// The store as a whole has failed; by the loss of a rank, if there is one.
+    Failed { text: String, lost: Option<Rank> },
     /// Rank 0 has finished. The one message that comes unasked.
     Finished,
 }

@@ -93,7 +93,7 @@ fn a_missing_key_is_named_with_the_time() {
 #[test]
 fn garbage_closes_its_connection_and_nothing_else() {
     let (zero, port) = serve();
-    let endless = [&b"BDDP"[..], &[1, 0, 9, 0, 0, 0, 0, 4], &[0; 64]].concat();
+    let endless = [&b"BDDP"[..], &[2, 0, 9, 0, 0, 0, 0, 4], &[0; 64]].concat();
     let before_hello = protocol::encode(&Request::Add { key: "n".into(), delta: 1 }, 0).unwrap();
     for garbage in [b"GET / HTTP/1.1\r\n\r\n", &endless[..], &before_hello, &[0xFF; 100_000]] {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -227,4 +227,52 @@ fn a_name_serves_as_well_as_an_address() {
         one.set("key", name.as_bytes()).unwrap();
         assert_eq!(zero.get("key", LONG).unwrap(), name.as_bytes(), "{name}");
     }
+}
+
+#[test]
+fn a_rank_that_ends_without_a_goodbye_fails_everybody_at_once() {
+    let (zero, port) = serve();
+    let two = join_as(102, &info(2, port), LONG).unwrap();
+    let claim = Claim { pid: 101, ..Claim::of(&info(1, port)) };
+    let hello = Request::Hello { claim, client: 0, serves: false };
+    let one = link::Link::open(zero.server_addr(), &hello, Deadline::after(LONG)).unwrap();
+    let start = Instant::now();
+    let (kind, words) = (ErrorKind::PeerLost(Rank(1)), ["rank 1 (pid 101 on host", "ended during start-up"]);
+    std::thread::scope(|scope| {
+        let waiting = [&zero, &two].map(|store| scope.spawn(|| store.get("never", LONG)));
+        // Its process dies.
+        drop(one);
+        for thread in waiting {
+            refused(thread.join().unwrap(), kind, &words);
+        }
+    });
+    refused(two.set("key", b""), kind, &words);
+    refused(join_as(101, &info(1, port), LONG), kind, &words);
+    assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
+}
+
+#[test]
+fn a_rank_that_finishes_or_panics_is_told_apart() {
+    let (zero, port) = serve();
+    drop(join_as(101, &info(1, port), LONG).unwrap());
+    zero.set("key", b"still works").unwrap();
+    let panicked = std::thread::spawn(move || {
+        let _one = join_as(101, &info(1, port), LONG).unwrap();
+        panic!("of the test");
+    });
+    panicked.join().expect_err("it panics");
+    refused(zero.get("never", LONG), ErrorKind::PeerLost(Rank(1)), &["rank 1 (pid 101"]);
+}
+
+#[test]
+fn a_client_whose_answer_is_late_is_not_lost() {
+    let (zero, port) = serve();
+    let one = join_as(101, &info(1, port), LONG).unwrap();
+    let never = Request::Get { key: "never".into(), wait_ms: 20_000 };
+    let late = one.client.call_until(&never, &[], Deadline::after(Duration::from_millis(50)));
+    refused(late, ErrorKind::Timeout, &["did not answer"]);
+    zero.set("key", b"still works").unwrap();
+    assert_eq!(one.get("key", LONG).unwrap(), b"still works");
+    drop(one);
+    zero.set("key", b"still works").unwrap();
 }
