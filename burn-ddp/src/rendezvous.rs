@@ -116,14 +116,16 @@ fn absence(store: &dyn Store, world_size: usize, timeout: Duration) -> Option<Er
     } else {
         listed(&missing)
     };
-    Some(Error::new(
-        ErrorKind::Timeout,
-        format!(
-            "waited {} s; missing: {missing} of {world_size}; present: {}",
-            timeout.as_secs_f64(),
-            listed(&present)
-        ),
-    ))
+    let mut text = format!(
+        "waited {} s; missing: {missing} of {world_size}; present: {}",
+        timeout.as_secs_f64(),
+        listed(&present)
+    );
+    for remark in store.remarks() {
+        text.push_str("; ");
+        text.push_str(&remark);
+    }
+    Some(Error::new(ErrorKind::Timeout, text))
 }
 
 fn listed(names: &[String]) -> String {

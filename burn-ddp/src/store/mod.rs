@@ -33,6 +33,12 @@ pub trait Store: Send + Sync {
     /// Adds `delta` to the counter `key`, which starts at 0, and returns the new value. Counters and values
     /// are separate: a counter cannot be read by [`Store::get`].
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
+
+    /// What the store knows of processes that are not there: who was turned away and why, who has gone. For
+    /// the message of a wait that was in vain; stores that know nothing say nothing.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The error of every store for a key that nobody set in time.

@@ -3,10 +3,10 @@
 //! The server feeds it what connections say and asks it what to answer. All of the store's rules (who may
 //! join, what ends the store, which get is answered) are here, where a test needs no network.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::protocol::{KEY_LIMIT, Request, Response, shortened};
+use super::protocol::{KEY_LIMIT, REMARKS, Request, Response, remark, shortened};
 use crate::rank::Rank;
 use crate::store::Claim;
 
@@ -36,6 +36,9 @@ pub(super) struct Board {
     values: BTreeMap<String, Arc<[u8]>>,
     counters: BTreeMap<String, i64>,
     failure: Option<Failure>,
+    /// Ranks that have introduced themselves at some time.
+    seen: BTreeSet<Rank>,
+    remarks: Vec<String>,
 }
 
 /// Who has introduced itself on a connection.
@@ -60,6 +63,8 @@ impl Board {
             values: BTreeMap::new(),
             counters: BTreeMap::new(),
             failure: None,
+            seen: BTreeSet::new(),
+            remarks: Vec::new(),
         }
     }
 
@@ -70,6 +75,8 @@ impl Board {
             Request::Hello { .. } if joined => return Verdict::Close,
             Request::Hello { claim, client, serves } => return self.admit(id, claim, client, serves),
             Request::Bye => return self.take_leave(id),
+            Request::Remarks if joined => return Verdict::Answer(Response::Remarks(self.remarks.clone())),
+            Request::Remarks => return Verdict::Close,
             Request::Set { ref key } | Request::Get { ref key, .. } | Request::Add { ref key, .. } => key,
         };
         if !joined || key.len() > KEY_LIMIT {
@@ -79,7 +86,7 @@ impl Board {
             return Verdict::Answer(failure);
         }
         match request {
-            Request::Hello { .. } | Request::Bye => Verdict::Close,
+            Request::Hello { .. } | Request::Remarks | Request::Bye => Verdict::Close,
             Request::Set { key } => {
                 self.values.insert(key, value.into());
                 Verdict::Answer(Response::Done)
@@ -117,7 +124,11 @@ impl Board {
     /// The client of connection `id` needs none of its connections any more.
     fn take_leave(&mut self, id: ConnectionId) -> Verdict {
         let Some(gone) = self.members.remove(&id) else { return Verdict::Close };
-        self.members.retain(|_, other| other.client != gone.client || !other.claim.is_of(&gone.claim));
+        let claim = gone.claim;
+        self.members.retain(|_, other| other.client != gone.client || !other.claim.is_of(&claim));
+        if !self.members.values().any(|other| other.claim.is_of(&claim)) {
+            self.note(format!("gone in good order: {} ({})", claim.rank, claim.process()));
+        }
         Verdict::Dismiss(Response::Done)
     }
 
@@ -130,14 +141,25 @@ impl Board {
         self.failure.clone().map(|Failure { text, lost }| Response::Failed { text, lost })
     }
 
+    fn note(&mut self, text: String) {
+        let text = remark(text);
+        if self.remarks.len() < REMARKS && !self.remarks.contains(&text) {
+            self.remarks.push(text);
+        }
+    }
+
     /// Ends the store. The first cause stays: whatever comes later may only follow from it.
     fn fail(&mut self, text: String, lost: Option<Rank>) {
         self.failure.get_or_insert_with(|| Failure { text: shortened(text), lost });
     }
 
     fn admit(&mut self, id: ConnectionId, claim: Claim, client: u64, serves: bool) -> Verdict {
-        if let Some(reason) = self.objection(&claim) {
+        if let Some(Objection { reason, in_short }) = self.objection(&claim) {
+            self.note(format!("refused: {} ({}) because {in_short}", claim.rank, claim.process()));
             return Verdict::Dismiss(Response::Refused(shortened(reason)));
+        }
+        if claim.world_size != self.owner.world_size {
+            return self.refuse_world(&claim);
         }
         // Who wanted to serve is another process than the owner, whatever its pid is called in its container.
         let holders = [&self.owner].into_iter().chain(self.members.values().map(|member| &member.claim));
@@ -159,42 +181,83 @@ impl Board {
         if let Some(failure) = self.failure() {
             return Verdict::Dismiss(failure);
         }
+        self.seen.insert(claim.rank);
         self.members.insert(id, Member { claim, client });
         Verdict::Answer(Response::Done)
     }
 
+    /// Turns away a process of this run that believes in another number of processes. As long as a rank is
+    /// missing, this may be it, and nobody else will come in its place.
+    fn refuse_world(&mut self, claim: &Claim) -> Verdict {
+        let owner = &self.owner;
+        let (here, there) = (owner.world_size, claim.world_size);
+        let text = format!(
+            "{} ({}) has WORLD_SIZE={there}, but {} ({}) has WORLD_SIZE={here}: all processes of a run need the \
+             same",
+            claim.rank,
+            claim.process(),
+            owner.rank,
+            owner.process(),
+        );
+        if self.seen.len() < here {
+            self.fail(text.clone(), None);
+        }
+        self.note(format!(
+            "refused: {} ({}) because WORLD_SIZE={there} there and {here} here",
+            claim.rank,
+            claim.process()
+        ));
+        Verdict::Dismiss(Response::Refused(shortened(text)))
+    }
+
     /// Why `claim` does not belong here at all. Such a process says nothing about ours, so the store goes on.
-    fn objection(&self, claim: &Claim) -> Option<String> {
+    fn objection(&self, claim: &Claim) -> Option<Objection> {
         let owner = &self.owner;
         if claim.run_id != owner.run_id {
-            return Some(format!(
-                "MASTER_PORT is in use by the run '{}' ({} is {}), and this process belongs to the run '{}': \
-                 give each run a port of its own, or all processes of one run the same TORCHELASTIC_RUN_ID",
-                owner.run_id,
-                owner.rank,
-                owner.process(),
-                claim.run_id
-            ));
+            return Some(Objection {
+                in_short: format!("its run is '{}' and this one '{}'", claim.run_id, owner.run_id),
+                reason: format!(
+                    "MASTER_PORT is in use by the run '{}' ({} is {}), and this process belongs to the run \
+                     '{}': give each run a port of its own, or all processes of one run the same \
+                     TORCHELASTIC_RUN_ID",
+                    owner.run_id,
+                    owner.rank,
+                    owner.process(),
+                    claim.run_id
+                ),
+            });
         }
-        if claim.world_size != owner.world_size {
-            return Some(format!(
-                "WORLD_SIZE={} on {}, but WORLD_SIZE={} on {} ({}): all processes of a run need the same",
-                claim.world_size,
-                claim.rank,
-                owner.world_size,
-                owner.rank,
-                owner.process(),
-            ));
+        if claim.restart_count != owner.restart_count {
+            let (there, here) = (claim.restart_count, owner.restart_count);
+            return Some(Objection {
+                in_short: format!("TORCHELASTIC_RESTART_COUNT={there} there and {here} here"),
+                reason: format!(
+                    "TORCHELASTIC_RESTART_COUNT={there} on {}, but {here} on {} ({}): one of the two is left \
+                     over from another attempt of the run",
+                    claim.rank,
+                    owner.rank,
+                    owner.process(),
+                ),
+            });
         }
-        (claim.rank.0 >= owner.world_size).then(|| {
-            format!(
-                "RANK={} is outside of WORLD_SIZE={}: ranks go from 0 to {}",
+        let size = owner.world_size;
+        (claim.world_size == size && claim.rank.0 >= size).then(|| Objection {
+            in_short: format!("RANK={} is outside of WORLD_SIZE={size}", claim.rank.0),
+            reason: format!(
+                "RANK={} is outside of WORLD_SIZE={size}: ranks go from 0 to {}",
                 claim.rank.0,
-                owner.world_size,
-                owner.world_size - 1
-            )
+                size - 1
+            ),
         })
     }
+}
+
+/// Why a process is turned away.
+struct Objection {
+    /// In full, for itself.
+    reason: String,
+    /// For those who miss it.
+    in_short: String,
 }
 
 #[cfg(test)]

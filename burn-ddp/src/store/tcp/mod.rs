@@ -2,8 +2,8 @@
 //!
 //! It lives as long as one attempt of one run: rank 0 binds MASTER_PORT, everybody (rank 0 too) is a client,
 //! and every client says who it is before anything else. So the mistakes of a launch by hand, which elsewhere
-//! end in a wait, end here in a message: a rank taken twice or lost fails all processes, and a process of another
-//! run or world is told so. `board.rs` decides, `server.rs` and `connection.rs` move bytes, `bind.rs` finds the
+//! end in a wait, end here in a message: a rank that is taken twice, lost, or of another world size fails all
+//! processes, and a process of another run is told so. `board.rs` decides, `server.rs` and `connection.rs` move bytes, `bind.rs` finds the
 //! place to listen; `client.rs` and `link.rs` are the other end, `protocol.rs` is what both speak.
 
 use std::net::SocketAddr;
@@ -71,6 +71,16 @@ impl TcpStore {
         Ok(Self { client, _server: Some(server) })
     }
 
+    /// `error` of a wait of `timeout`, with what the store knows about who is not there. Nobody waited if it
+    /// was only a look.
+    fn in_vain(&self, error: Error, timeout: Duration) -> Error {
+        let remarks = if timeout.is_zero() { Vec::new() } else { self.remarks() };
+        match remarks.is_empty() {
+            true => error,
+            false => Error::new(error.kind(), format!("{error}; {}", remarks.join("; "))),
+        }
+    }
+
     /// This process's address as rank 0 sees it: what a rank advertises to its peers. Its port belongs to the
     /// connection.
     pub fn local_addr(&self) -> SocketAddr {
@@ -97,7 +107,7 @@ impl Store for TcpStore {
         let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         match self.client.call(&Request::Get { key: key.into(), wait_ms }, &[], timeout)? {
             (Response::Value, value) => Ok(value),
-            (Response::NotSet, _) => Err(not_set(key, timeout)),
+            (Response::NotSet, _) => Err(self.in_vain(not_set(key, timeout), timeout)),
             (other, _) => Err(unexpected(&other)),
         }
     }
@@ -107,6 +117,13 @@ impl Store for TcpStore {
         match self.client.call(&Request::Add { key: key.into(), delta }, &[], Duration::ZERO)? {
             (Response::Count(count), _) => Ok(count),
             (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        match self.client.call(&Request::Remarks, &[], Duration::ZERO) {
+            Ok((Response::Remarks(remarks), _)) => remarks,
+            _ => Vec::new(),
         }
     }
 }

@@ -22,6 +22,9 @@ pub(super) const VALUE_LIMIT: usize = 64 << 20;
 const CONTROL_LIMIT: usize = 16 << 10;
 /// Longest text of an error; the rest of the control message is its frame.
 const TEXT_LIMIT: usize = 8 << 10;
+/// Longest remark, and how many there may be: together they fit into a control message.
+const REMARK_LIMIT: usize = 600;
+pub(super) const REMARKS: usize = 16;
 const MAGIC: [u8; 4] = *b"BDDP";
 const VERSION: u16 = 2;
 const HEADER: usize = 12;
@@ -38,6 +41,8 @@ pub(super) enum Request {
     Get { key: String, wait_ms: u64 },
     /// Add to the counter.
     Add { key: String, delta: i64 },
+    /// What there is to say of processes that are not there.
+    Remarks,
     /// The client takes leave with all of its connections; who goes without it is lost.
     Bye,
 }
@@ -51,6 +56,8 @@ pub(super) enum Response {
     Value,
     /// The counter after the addition.
     Count(i64),
+    /// One for each process.
+    Remarks(Vec<String>),
     /// Nobody set the key in time.
     NotSet,
     /// This hello is not accepted.
@@ -128,6 +135,12 @@ pub(super) fn encode(message: &impl Serialize, value_len: usize) -> Result<Vec<u
 /// `text`, cut to what an answer can carry.
 pub(super) fn shortened(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(TEXT_LIMIT));
+    text
+}
+
+/// `text`, cut to what one of [`REMARKS`] can be.
+pub(super) fn remark(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(REMARK_LIMIT));
     text
 }
 

@@ -143,16 +143,30 @@ fn rank_1_taken_twice_fails_all() {
 }
 
 #[test]
-fn another_run_or_world_is_refused_and_harms_nobody() {
+fn another_run_is_refused_and_harms_nobody() {
     let (zero, port) = serve();
     for rank in [0, 1] {
         let other = RankInfo { run_id: "other".into(), ..info(rank, port) };
         refused(TcpStore::from_rank_info(&other, LONG), ErrorKind::Config, &["'none'", "'other'", "pid 100"]);
-        let other = RankInfo { world_size: 2, ..info(rank, port) };
-        refused(TcpStore::from_rank_info(&other, LONG), ErrorKind::Config, &["WORLD_SIZE=2", "WORLD_SIZE=3"]);
+        let other = RankInfo { restart_count: 4, ..info(rank, port) };
+        refused(TcpStore::from_rank_info(&other, LONG), ErrorKind::Config, &["TORCHELASTIC_RESTART_COUNT=4"]);
     }
     refused(TcpStore::from_rank_info(&info(7, port), LONG), ErrorKind::Config, &["RANK=7", "WORLD_SIZE=3"]);
     zero.set("key", b"still works").unwrap();
+    let words = ["'never'", "refused: rank 7 (pid", "because RANK=7 is outside", "'other'"];
+    refused(zero.get("never", Duration::from_millis(50)), ErrorKind::Timeout, &words);
+}
+
+#[test]
+fn another_world_size_fails_all() {
+    let (zero, port) = serve();
+    let other = RankInfo { world_size: 2, ..info(1, port) };
+    let words = ["WORLD_SIZE=2", "WORLD_SIZE=3", "rank 1 (pid"];
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| zero.get("never", LONG));
+        refused(TcpStore::from_rank_info(&other, LONG), ErrorKind::Config, &words);
+        refused(waiting.join().unwrap(), ErrorKind::Config, &words);
+    });
 }
 
 #[test]

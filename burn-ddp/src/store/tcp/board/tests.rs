@@ -4,7 +4,7 @@ use super::*;
 use crate::rank::Rank;
 
 fn claim(rank: usize, pid: u32) -> Claim {
-    Claim::new(Rank(rank), 3, "run", "here", pid)
+    Claim::new(Rank(rank), 3, "run", 0, "here", pid)
 }
 
 fn hello(board: &mut Board, id: ConnectionId, claim: Claim) -> Verdict {
@@ -23,13 +23,57 @@ fn strangers_are_refused_and_change_nothing() {
     let mut board = Board::new(claim(0, 10));
     refused(hello(&mut board, 1, Claim { run_id: "other".into(), ..claim(1, 11) }), &["'run'", "'other'"]);
     refused(
-        hello(&mut board, 2, Claim { world_size: 2, ..claim(1, 11) }),
-        &["WORLD_SIZE=2", "WORLD_SIZE=3", "pid 10"],
+        hello(&mut board, 2, Claim { restart_count: 1, ..claim(1, 11) }),
+        &["TORCHELASTIC_RESTART_COUNT=1", "but 0 on rank 0", "pid 10"],
     );
     refused(hello(&mut board, 3, claim(3, 11)), &["RANK=3", "WORLD_SIZE=3"]);
     assert_eq!(board.handle(4, Request::Add { key: "n".into(), delta: 1 }, vec![]), Verdict::Close);
     assert_eq!(board.farewell(), Response::Finished);
     assert_eq!(hello(&mut board, 5, claim(1, 11)), Verdict::Answer(Response::Done));
+    assert_eq!(
+        board.handle(5, Request::Remarks, vec![]),
+        Verdict::Answer(Response::Remarks(vec![
+            "refused: rank 1 (pid 11 on host here) because its run is 'other' and this one 'run'".into(),
+            "refused: rank 1 (pid 11 on host here) because TORCHELASTIC_RESTART_COUNT=1 there and 0 here"
+                .into(),
+            "refused: rank 3 (pid 11 on host here) because RANK=3 is outside of WORLD_SIZE=3".into(),
+        ]))
+    );
+}
+
+#[test]
+fn another_world_size_ends_the_store_until_all_ranks_have_come() {
+    let other = || Claim { world_size: 2, ..claim(1, 99) };
+    let words =
+        ["rank 1 (pid 99 on host here) has WORLD_SIZE=2", "rank 0 (pid 10 on host here) has WORLD_SIZE=3"];
+    for missing in 0..3 {
+        let mut board = Board::new(claim(0, 10));
+        for rank in (0..3).filter(|rank| *rank != missing) {
+            hello(&mut board, rank as u64, claim(rank, 10 + rank as u32));
+        }
+        refused(hello(&mut board, 9, other()), &words);
+        let Response::Failed { text, lost: None } = board.farewell() else {
+            panic!("rank {missing} is missing")
+        };
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    }
+    let mut board = Board::new(claim(0, 10));
+    for rank in 0..3 {
+        hello(&mut board, rank as u64, claim(rank, 10 + rank as u32));
+    }
+    refused(hello(&mut board, 9, other()), &words);
+    assert_eq!(board.farewell(), Response::Finished);
+}
+
+#[test]
+fn remarks_are_few_and_fit_into_an_answer() {
+    let mut board = Board::new(claim(0, 10));
+    hello(&mut board, 1, claim(1, 11));
+    for pid in 0..100 {
+        hello(&mut board, 2, Claim { run_id: "é".repeat(2000), ..claim(2, pid) });
+    }
+    let Verdict::Answer(answer) = board.handle(1, Request::Remarks, vec![]) else { panic!("a member asks") };
+    super::super::protocol::encode(&answer, 0).unwrap();
 }
 
 #[test]
