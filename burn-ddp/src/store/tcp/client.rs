@@ -65,12 +65,16 @@ impl Client {
         let client = CLIENTS.fetch_add(1, Ordering::Relaxed);
         let hello = Request::Hello { claim: claim.clone(), client, serves: false };
         let mut pause = FIRST_PAUSE;
+        // The latest of the most telling ones: the last attempt may have no time to meet any but its own.
+        let (mut weight, mut obstacle) = (0, format!("'{host}' has no address"));
         loop {
             // Names of other nodes may appear later than this process, so they are resolved each time.
-            let (addresses, mut obstacle) = match resolve(host, port) {
-                Ok(addresses) => (addresses, format!("'{host}' has no address")),
-                Err(error) => (Vec::new(), error.to_string()),
-            };
+            let addresses = resolve(host, port).unwrap_or_else(|error| {
+                if weight == 0 {
+                    obstacle = error.to_string();
+                }
+                Vec::new()
+            });
             for address in addresses {
                 let attempt = Deadline::after(deadline.remaining().min(ATTEMPT_LIMIT));
                 match Link::open(address, &hello, attempt) {
@@ -79,7 +83,11 @@ impl Client {
                     Err(Obstacle::Refused(error)) if !matches!(error.kind(), ErrorKind::PeerFinished(_)) => {
                         return Err(error);
                     }
-                    Err(other) => obstacle = format!("{address}: {other}"),
+                    Err(other) if other.weight(attempt.limit()) >= weight => {
+                        weight = other.weight(attempt.limit());
+                        obstacle = format!("{address}: {other}");
+                    }
+                    Err(_) => {}
                 }
             }
             let left = deadline.remaining();

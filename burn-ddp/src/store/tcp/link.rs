@@ -10,6 +10,9 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
 use crate::rank::Rank;
 
+/// Silence for less than this may only be slowness.
+const TELLING: Duration = Duration::from_secs(1);
+
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum Obstacle {
@@ -21,6 +24,18 @@ pub(super) enum Obstacle {
     Foreign(Malformed),
     /// The store itself says no, or the hello cannot be encoded.
     Refused(Error),
+}
+
+impl Obstacle {
+    /// How much it says about what is wrong; `limit` is the time that the attempt had. Another program at the
+    /// port explains everything, and silence within a moment nothing.
+    pub(super) fn weight(&self, limit: Duration) -> u8 {
+        match self {
+            Obstacle::Foreign(_) => 3,
+            Obstacle::Silent(_) if limit < TELLING => 1,
+            Obstacle::Silent(_) | Obstacle::Closed(_) | Obstacle::Refused(_) => 2,
+        }
+    }
 }
 
 impl fmt::Display for Obstacle {

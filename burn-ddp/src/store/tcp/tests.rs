@@ -187,6 +187,33 @@ fn an_unreachable_rank_0_is_named_with_the_limit() {
     refused(TcpStore::from_rank_info(&nowhere, limit), ErrorKind::Config, &["MASTER_ADDR"]);
 }
 
+/// A program that answers its first caller with `words` and later ones, as long as the listener lives, with
+/// silence.
+fn answering(words: &'static [u8]) -> (TcpListener, RankInfo) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let accepting = listener.try_clone().unwrap();
+    std::thread::spawn(move || {
+        let mut first = accepting.accept().unwrap().0;
+        // Bytes that nobody has read would turn the end of the connection into a reset.
+        let _ = first.read(&mut [0; 4096]).unwrap();
+        first.write_all(words).unwrap();
+    });
+    (listener, info(1, port))
+}
+
+#[test]
+fn the_most_telling_obstacle_is_named() {
+    let limit = Duration::from_millis(500);
+    let (_listener, http) = answering(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    let words = ["within 0.5 s", "does not speak the protocol"];
+    refused(TcpStore::from_rank_info(&http, limit), ErrorKind::Timeout, &words);
+    // It hangs up at once, which says more than the short silence after it.
+    let (_listener, closing) = answering(b"");
+    let error = TcpStore::from_rank_info(&closing, limit).map(drop).expect_err("no store");
+    assert!(!error.to_string().contains("no answer"), "{error}");
+}
+
 #[test]
 fn rank_0_may_come_last() {
     let info = free("127.0.0.4", 1);
