@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use crate::deadline::seconds;
 use crate::error::{Error, ErrorKind, Result};
 
 mod claim;
@@ -43,8 +44,5 @@ pub trait Store: Send + Sync {
 
 /// The error of every store for a key that nobody set in time.
 fn not_set(key: &str, timeout: Duration) -> Error {
-    Error::new(
-        ErrorKind::Timeout,
-        format!("nobody set the store key '{key}' within {} s", timeout.as_secs_f64()),
-    )
+    Error::new(ErrorKind::Timeout, format!("nobody set the store key '{key}' within {} s", seconds(timeout)))
 }

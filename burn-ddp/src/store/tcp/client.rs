@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::link::{Link, Obstacle};
 use super::protocol::{Request, Response, encode};
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, seconds};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 use crate::store::Claim;
@@ -99,7 +99,7 @@ impl Client {
                          that rank 0 is running, that MASTER_ADDR and MASTER_PORT are the same on all ranks, \
                          and that no firewall is in between",
                         claim.rank,
-                        deadline.limit().as_secs_f64(),
+                        seconds(deadline.limit()),
                     ),
                 ));
             }
@@ -177,7 +177,7 @@ impl Client {
                     "rank 0, which serves the store at {}, did not answer within {} s: its process is stopped \
                      or its host is gone",
                     self.server,
-                    limit.as_secs_f64()
+                    seconds(limit)
                 ),
             ),
             Obstacle::Refused(error) => self.ended.get_or_init(|| error).clone(),

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::protocol::{FrameBuffer, Malformed, Request, Response, encode};
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, seconds};
 use crate::error::{Error, ErrorKind};
 use crate::rank::Rank;
 
@@ -42,7 +42,7 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Obstacle::Closed(error) => error.fmt(f),
-            Obstacle::Silent(limit) => write!(f, "no answer within {} s", limit.as_secs_f64()),
+            Obstacle::Silent(limit) => write!(f, "no answer within {} s", seconds(*limit)),
             Obstacle::Foreign(malformed) => malformed.fmt(f),
             Obstacle::Refused(error) => error.fmt(f),
         }
