@@ -162,10 +162,20 @@ fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T> {
 /// unless BURN_DDP_IFACE made a `choice`, which is the name of an interface or an address of this host.
 ///
 /// # Errors
-/// `Config` naming the interfaces of this host when the choice is none of them.
+/// `Config` naming the interfaces of this host when the choice is none of them, or when there is no choice and
+/// `seen` is a link-local address, which means nothing to peers.
 pub fn local_address(choice: Option<&str>, seen: IpAddr) -> Result<IpAddr> {
     let seen = seen.to_canonical();
-    let Some(choice) = choice.map(str::trim) else { return Ok(seen) };
+    let Some(choice) = choice.map(str::trim) else {
+        // Only this host knows through which of its interfaces.
+        if matches!(seen, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+            return Err(Error::config(format!(
+                "MASTER_ADDR leads through {seen}, an address that peers cannot use (it is link-local): set \
+                 BURN_DDP_IFACE to an interface with another address, or MASTER_ADDR to another address"
+            )));
+        }
+        return Ok(seen);
+    };
     let interfaces = if_addrs::get_if_addrs().map_err(|error| {
         Error::io(format!("cannot list the interfaces for BURN_DDP_IFACE={choice}"), error)
     })?;
@@ -309,6 +319,8 @@ mod tests {
         assert_eq!(local_address(None, ip("10.1.2.3")).unwrap(), ip("10.1.2.3"));
         assert_eq!(local_address(None, ip("::ffff:10.1.2.3")).unwrap(), ip("10.1.2.3"));
         assert_eq!(local_address(Some("127.0.0.2"), ip("10.1.2.3")).unwrap(), ip("127.0.0.2"));
+        let error = local_address(None, ip("fe80::1")).expect_err("of one link only");
+        assert!(error.to_string().contains("BURN_DDP_IFACE"), "{error}");
         let interfaces = if_addrs::get_if_addrs().unwrap();
         let lo = interfaces.iter().find(|interface| interface.ip() == ip("127.0.0.1")).unwrap();
         assert_eq!(local_address(Some(&lo.name), ip("10.1.2.3")).unwrap(), ip("127.0.0.1"));

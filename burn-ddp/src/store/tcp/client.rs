@@ -5,7 +5,8 @@
 //! another thread, nothing polls, and no thread has to hand answers to callers. The price is one connection
 //! for each call at the same time, of which start-up makes two or three.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -43,13 +44,16 @@ pub(super) struct Client {
 }
 
 /// All addresses of `host`, in the order of the system's resolver.
-pub(super) fn resolve(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok((bare(host), port).to_socket_addrs()?.collect())
 }
 
-/// Whether `host` is an address rather than a name.
+/// Whether `host` is an address rather than a name; an IPv6 address may have a scope (`fe80::1%eth0`).
 pub(super) fn is_address(host: &str) -> bool {
-    bare(host).parse::<IpAddr>().is_ok()
+    match bare(host).split_once('%') {
+        Some((address, _scope)) => address.parse::<Ipv6Addr>().is_ok(),
+        None => bare(host).parse::<IpAddr>().is_ok(),
+    }
 }
 
 /// An IPv6 address may be written as in a URL.
@@ -62,14 +66,29 @@ impl Client {
     /// Connects to the store at `host`:`port`, which may not be there yet, trying all of its addresses until
     /// `deadline`.
     pub(super) fn connect(host: &str, port: u16, claim: &Claim, deadline: Deadline) -> Result<Self> {
+        // Names of other nodes may appear later than this process, so they are resolved each time.
+        Self::reach(&format!("{host}:{port}"), || resolve(host, port), claim, deadline)
+    }
+
+    /// Like [`Client::connect`], to an address that is known. It stays an address on the way: its text would
+    /// lack the scope.
+    pub(super) fn connect_to(address: SocketAddr, claim: &Claim, deadline: Deadline) -> Result<Self> {
+        Self::reach(&address.to_string(), || Ok(vec![address]), claim, deadline)
+    }
+
+    fn reach(
+        place: &str,
+        resolve: impl Fn() -> io::Result<Vec<SocketAddr>>,
+        claim: &Claim,
+        deadline: Deadline,
+    ) -> Result<Self> {
         let client = CLIENTS.fetch_add(1, Ordering::Relaxed);
         let hello = Request::Hello { claim: claim.clone(), client, serves: false };
         let mut pause = FIRST_PAUSE;
         // The latest of the most telling ones: the last attempt may have no time to meet any but its own.
-        let (mut weight, mut obstacle) = (0, format!("'{host}' has no address"));
+        let (mut weight, mut obstacle) = (0, format!("{place} has no address"));
         loop {
-            // Names of other nodes may appear later than this process, so they are resolved each time.
-            let addresses = resolve(host, port).unwrap_or_else(|error| {
+            let addresses = resolve().unwrap_or_else(|error| {
                 if weight == 0 {
                     obstacle = error.to_string();
                 }
@@ -95,7 +114,7 @@ impl Client {
                 return Err(Error::new(
                     ErrorKind::Timeout,
                     format!(
-                        "{} cannot reach the store of rank 0 at {host}:{port} within {} s ({obstacle}): check \
+                        "{} cannot reach the store of rank 0 at {place} within {} s ({obstacle}): check \
                          that rank 0 is running, that MASTER_ADDR and MASTER_PORT are the same on all ranks, \
                          and that no firewall is in between",
                         claim.rank,

@@ -26,6 +26,9 @@ use client::Client;
 use protocol::{KEY_LIMIT, Request, Response};
 use server::Server;
 
+/// Longest name of a run. It is part of the names of groups, which have limits of their own.
+const RUN_ID_LIMIT: usize = 512;
+
 /// A client of the store of rank 0, and on rank 0 its server as well. Calls from several threads do not wait
 /// for each other. When rank 0 drops its own, calls of all others fail with
 /// [`ErrorKind::PeerFinished`]; when another rank does, nothing happens. A rank whose process ends without
@@ -55,6 +58,12 @@ impl TcpStore {
                  under burnrun (or another launcher)",
             ));
         };
+        if claim.run_id.len() > RUN_ID_LIMIT {
+            return Err(Error::config(format!(
+                "TORCHELASTIC_RUN_ID has {} bytes; use at most {RUN_ID_LIMIT}",
+                claim.run_id.len()
+            )));
+        }
         if !claim.rank.is_root() {
             return Ok(Self { client: Client::connect(host, *port, &claim, deadline)?, _server: None });
         }
@@ -64,7 +73,7 @@ impl TcpStore {
         let serve = Request::Hello { claim: claim.clone(), client: 0, serves: true };
         let bound = bind::listen(&resolved, elsewhere, &serve)?;
         let server = Server::start(bound.listener, claim.clone())?;
-        let mut client = Client::connect(&bound.own.ip().to_string(), bound.own.port(), &claim, deadline)?;
+        let mut client = Client::connect_to(bound.own, &claim, deadline)?;
         if let Some(ip) = bound.outward {
             client.seen_from_outside(ip);
         }

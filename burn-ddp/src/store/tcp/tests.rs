@@ -183,6 +183,12 @@ fn an_unreachable_rank_0_is_named_with_the_limit() {
     let words = ["127.0.0.3:", "within 0.3 s", "MASTER_ADDR", "rank 1"];
     let limit = Duration::from_millis(300);
     refused(TcpStore::from_rank_info(&one, limit), ErrorKind::Timeout, &words);
+    let long = RankInfo { run_id: "r".repeat(513), ..one.clone() };
+    refused(
+        TcpStore::from_rank_info(&long, limit),
+        ErrorKind::Config,
+        &["TORCHELASTIC_RUN_ID has 513 bytes"],
+    );
     let nowhere = RankInfo { master: None, ..info(1, 1) };
     refused(TcpStore::from_rank_info(&nowhere, limit), ErrorKind::Config, &["MASTER_ADDR"]);
 }
@@ -314,4 +320,30 @@ fn a_client_whose_answer_is_late_is_not_lost() {
     assert_eq!(one.get("key", LONG).unwrap(), b"still works");
     drop(one);
     zero.set("key", b"still works").unwrap();
+}
+
+#[test]
+fn an_address_keeps_its_scope() {
+    assert!(client::is_address("fe80::1%eth0") && client::is_address("[fe80::1%eth0]"));
+    assert!(!client::is_address("host%eth0") && !client::is_address("127.0.0.1%eth0"));
+    if TcpListener::bind("[::1]:0").is_err() {
+        return;
+    }
+    // The first interface of a host is its loopback, called lo.
+    let resolved = client::resolve("fe80::1%lo", 7).unwrap();
+    let scopes: Vec<_> = resolved.iter().map(|address| address.to_string()).collect();
+    assert_eq!(scopes, ["[fe80::1%1]:7"]);
+    let interfaces = if_addrs::get_if_addrs().unwrap();
+    for link_local in
+        interfaces.iter().filter(|one| one.is_oper_up() && one.is_link_local() && one.ip().is_ipv6())
+    {
+        let at = |rank: usize, port: u16| RankInfo {
+            master: Some((format!("{}%{}", link_local.ip(), link_local.name), port)),
+            ..info(rank, port)
+        };
+        let zero = TcpStore::from_rank_info(&at(0, 0), LONG).unwrap();
+        let one = TcpStore::from_rank_info(&at(1, zero.server_addr().port()), LONG).unwrap();
+        zero.set("key", b"value").unwrap();
+        assert_eq!(one.get("key", LONG).unwrap(), b"value");
+    }
 }
