@@ -32,3 +32,22 @@ impl Deadline {
         self.limit
     }
 }
+
+/// `duration` in seconds for messages, without the digits that only show what had passed before somebody looked.
+pub(crate) fn seconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_round() {
+        let text = |nanos| format!("{} s", seconds(Duration::from_nanos(nanos)));
+        assert_eq!(text(999_999_930), "1 s");
+        assert_eq!(text(4_999_979_940), "5 s");
+        assert_eq!(text(50_000_000), "0.05 s");
+        assert_eq!(text(300_000_000_000), "300 s");
+    }
+}

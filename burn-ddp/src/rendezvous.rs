@@ -10,7 +10,7 @@ use std::time::Duration;
 use if_addrs::Interface;
 use serde::{Deserialize, Serialize};
 
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, seconds};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 use crate::store::Store;
@@ -32,7 +32,8 @@ enum Outcome {
     Refused(String),
 }
 
-/// Publishes `me` and returns the records of all `world_size` ranks, in their order, once all have come.
+/// Publishes `me` and returns the records of all `world_size` ranks, in their order, once all have come, which
+/// they have to by `deadline`.
 ///
 /// The keys are used once: give every exchange over one store a
 /// [`PrefixStore`](crate::store::PrefixStore) of its own.
@@ -44,9 +45,8 @@ pub fn exchange(
     store: &dyn Store,
     me: &PeerInfo,
     world_size: usize,
-    timeout: Duration,
+    deadline: Deadline,
 ) -> Result<Vec<PeerInfo>> {
-    let deadline = Deadline::after(timeout);
     if me.rank.0 >= world_size || world_size > WORLD_LIMIT {
         return Err(Error::config(format!(
             "{} in a world of {world_size}: ranks go from 0 to WORLD_SIZE - 1, and WORLD_SIZE to {WORLD_LIMIT}",
@@ -58,7 +58,7 @@ pub fn exchange(
     }
     let bytes = match store.get(COMPLETE, deadline.remaining()) {
         Err(error) if error.kind() == ErrorKind::Timeout => {
-            return Err(absence(store, world_size, timeout).unwrap_or(error));
+            return Err(absence(store, world_size, deadline.limit()).unwrap_or(error));
         }
         other => other?,
     };
@@ -102,7 +102,7 @@ fn arrive(store: &dyn Store, me: &PeerInfo, world_size: usize, deadline: Deadlin
 }
 
 /// The error for a wait that has ended, naming who is missing; `None` if the store does not tell.
-fn absence(store: &dyn Store, world_size: usize, timeout: Duration) -> Option<Error> {
+fn absence(store: &dyn Store, world_size: usize, limit: Duration) -> Option<Error> {
     let (mut present, mut missing) = (Vec::new(), Vec::new());
     for rank in (0..world_size).map(Rank) {
         match record(store, rank) {
@@ -116,14 +116,16 @@ fn absence(store: &dyn Store, world_size: usize, timeout: Duration) -> Option<Er
     } else {
         listed(&missing)
     };
-    Some(Error::new(
-        ErrorKind::Timeout,
-        format!(
-            "waited {} s; missing: {missing} of {world_size}; present: {}",
-            timeout.as_secs_f64(),
-            listed(&present)
-        ),
-    ))
+    let mut text = format!(
+        "waited {} s; missing: {missing} of {world_size}; present: {}",
+        seconds(limit),
+        listed(&present)
+    );
+    for remark in store.remarks() {
+        text.push_str("; ");
+        text.push_str(&remark);
+    }
+    Some(Error::new(ErrorKind::Timeout, text))
 }
 
 fn listed(names: &[String]) -> String {
@@ -160,10 +162,20 @@ fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T> {
 /// unless BURN_DDP_IFACE made a `choice`, which is the name of an interface or an address of this host.
 ///
 /// # Errors
-/// `Config` naming the interfaces of this host when the choice is none of them.
+/// `Config` naming the interfaces of this host when the choice is none of them, or when there is no choice and
+/// `seen` is a link-local address, which means nothing to peers.
 pub fn local_address(choice: Option<&str>, seen: IpAddr) -> Result<IpAddr> {
     let seen = seen.to_canonical();
-    let Some(choice) = choice.map(str::trim) else { return Ok(seen) };
+    let Some(choice) = choice.map(str::trim) else {
+        // Only this host knows through which of its interfaces.
+        if matches!(seen, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+            return Err(Error::config(format!(
+                "MASTER_ADDR leads through {seen}, an address that peers cannot use (it is link-local): set \
+                 BURN_DDP_IFACE to an interface with another address, or MASTER_ADDR to another address"
+            )));
+        }
+        return Ok(seen);
+    };
     let interfaces = if_addrs::get_if_addrs().map_err(|error| {
         Error::io(format!("cannot list the interfaces for BURN_DDP_IFACE={choice}"), error)
     })?;
@@ -200,7 +212,8 @@ fn no_such(choice: &str, problem: &str, interfaces: &[Interface]) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::MemoryStore;
+    use crate::store::{MemoryStore, PrefixStore};
+    use std::sync::Arc;
     use std::time::Instant;
 
     fn peer(rank: usize) -> PeerInfo {
@@ -216,7 +229,7 @@ mod tests {
                 .iter()
                 .map(|&(rank, world)| {
                     let store = store.clone();
-                    scope.spawn(move || exchange(&store, &peer(rank), world, timeout))
+                    scope.spawn(move || exchange(&store, &peer(rank), world, Deadline::after(timeout)))
                 })
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -239,6 +252,37 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains("waited 0.3 s; missing: rank 1, rank 3 of 4; present: rank 0"), "{text}");
         }
+    }
+
+    /// A store that knows why a rank is missing.
+    struct Knowing(MemoryStore);
+
+    impl Store for Knowing {
+        fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+            self.0.set(key, value)
+        }
+
+        fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+            self.0.get(key, timeout)
+        }
+
+        fn add(&self, key: &str, delta: i64) -> Result<i64> {
+            self.0.add(key, delta)
+        }
+
+        fn remarks(&self) -> Vec<String> {
+            vec!["refused: rank 1 because of this".into(), "refused: rank 1 because of that".into()]
+        }
+    }
+
+    #[test]
+    fn what_the_store_knows_of_the_missing_is_said() {
+        let store = PrefixStore::new(Arc::new(Knowing(MemoryStore::default())), "group");
+        let deadline = Deadline::after(Duration::from_millis(100));
+        let error = exchange(&store, &peer(0), 2, deadline).expect_err("rank 1 is missing");
+        let end = "on host here); refused: rank 1 because of this; refused: rank 1 because of that";
+        assert!(error.to_string().starts_with("waited 0.1 s; missing: rank 1 of 2"), "{error}");
+        assert!(error.to_string().ends_with(end), "{error}");
     }
 
     fn all_refused_at_once(ranks: &[(usize, usize)], words: &[&str]) {
@@ -275,6 +319,8 @@ mod tests {
         assert_eq!(local_address(None, ip("10.1.2.3")).unwrap(), ip("10.1.2.3"));
         assert_eq!(local_address(None, ip("::ffff:10.1.2.3")).unwrap(), ip("10.1.2.3"));
         assert_eq!(local_address(Some("127.0.0.2"), ip("10.1.2.3")).unwrap(), ip("127.0.0.2"));
+        let error = local_address(None, ip("fe80::1")).expect_err("of one link only");
+        assert!(error.to_string().contains("BURN_DDP_IFACE"), "{error}");
         let interfaces = if_addrs::get_if_addrs().unwrap();
         let lo = interfaces.iter().find(|interface| interface.ip() == ip("127.0.0.1")).unwrap();
         assert_eq!(local_address(Some(&lo.name), ip("10.1.2.3")).unwrap(), ip("127.0.0.1"));

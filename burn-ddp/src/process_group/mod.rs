@@ -94,7 +94,7 @@ impl<B: Backend> ProcessGroup<B> {
         // Before anybody is kept waiting for a rank that cannot come.
         rendezvous::local_address(options.interface.as_deref(), Ipv4Addr::LOCALHOST.into())?;
         let deadline = Deadline::after(options.rendezvous_timeout);
-        let store = TcpStore::from_rank_info(&info, deadline.remaining())?;
+        let store = TcpStore::from_rank_info(&info, options.rendezvous_timeout)?;
         let address = rendezvous::local_address(options.interface.as_deref(), store.local_addr().ip())?;
         let run = format!("{}.{}", info.run_id, info.restart_count);
         let store = Arc::new(PrefixStore::new(Arc::new(store), run));
@@ -137,11 +137,11 @@ impl<B: Backend> ProcessGroup<B> {
         let host = hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
         let me = PeerInfo::new(rank, host, std::process::id(), listener.address()?);
         let stage = |stage: &str| PrefixStore::new(store.clone(), format!("group/{name}/{stage}"));
-        let peers = rendezvous::exchange(&stage("address"), &me, world_size, deadline.remaining())?;
+        let peers = rendezvous::exchange(&stage("address"), &me, world_size, deadline)?;
         let scope = format!("{}.{}/{name}", info.run_id, info.restart_count);
         let mesh = listener.connect(rank, &scope, &peers, deadline)?;
         // Heartbeats begin together: a rank that still waits for a connection is not silent, it is missing.
-        rendezvous::exchange(&stage("connected"), &me, world_size, deadline.remaining())?;
+        rendezvous::exchange(&stage("connected"), &me, world_size, deadline)?;
         let liveness = Liveness::new(world_size);
         let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
         let control = Control::start(rank, mesh.control, liveness.clone(), options.peer_timeout)?;

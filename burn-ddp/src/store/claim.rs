@@ -16,6 +16,8 @@ pub struct Claim {
     /// The run it belongs to.
     #[new(into)]
     pub run_id: String,
+    /// How often its launcher has restarted the ranks.
+    pub restart_count: usize,
     /// The host it runs on.
     #[new(into)]
     pub host: String,
@@ -29,12 +31,18 @@ impl Claim {
         // A host without a readable name is still told apart by its pids; it is no reason not to train.
         let host =
             hostname::get().map_or_else(|_| "unknown".into(), |name| name.to_string_lossy().into_owned());
-        Self::new(info.rank, info.world_size, info.run_id.as_str(), host, std::process::id())
+        let pid = std::process::id();
+        Self::new(info.rank, info.world_size, info.run_id.as_str(), info.restart_count, host, pid)
     }
 
     /// Whether both are of one process.
     pub(super) fn same_process(&self, other: &Claim) -> bool {
         (self.pid, &self.host) == (other.pid, &other.host)
+    }
+
+    /// Whether both are of one process in one rank.
+    pub(super) fn is_of(&self, other: &Claim) -> bool {
+        self.rank == other.rank && self.same_process(other)
     }
 
     /// The process for messages: `pid 12 on host a`.

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use crate::deadline::seconds;
 use crate::error::{Error, ErrorKind, Result};
 
 mod claim;
@@ -33,12 +34,15 @@ pub trait Store: Send + Sync {
     /// Adds `delta` to the counter `key`, which starts at 0, and returns the new value. Counters and values
     /// are separate: a counter cannot be read by [`Store::get`].
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
+
+    /// What the store knows of processes that are not there: who was turned away and why, who has gone. For
+    /// the message of a wait that was in vain; stores that know nothing say nothing.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The error of every store for a key that nobody set in time.
 fn not_set(key: &str, timeout: Duration) -> Error {
-    Error::new(
-        ErrorKind::Timeout,
-        format!("nobody set the store key '{key}' within {} s", timeout.as_secs_f64()),
-    )
+    Error::new(ErrorKind::Timeout, format!("nobody set the store key '{key}' within {} s", seconds(timeout)))
 }

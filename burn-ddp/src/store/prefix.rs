@@ -35,6 +35,10 @@ impl Store for PrefixStore {
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
         self.inner.add(&self.key(key), delta)
     }
+
+    fn remarks(&self) -> Vec<String> {
+        self.inner.remarks()
+    }
 }
 
 #[cfg(test)]

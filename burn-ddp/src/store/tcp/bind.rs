@@ -165,7 +165,11 @@ mod tests {
     use crate::store::Claim;
 
     fn hello() -> Request {
-        Request::Hello { claim: Claim::of(&RankInfo { rank: Rank(0), ..RankInfo::solo() }), serves: true }
+        Request::Hello {
+            claim: Claim::of(&RankInfo { rank: Rank(0), ..RankInfo::solo() }),
+            client: 0,
+            serves: true,
+        }
     }
 
     fn at(text: &str) -> SocketAddr {

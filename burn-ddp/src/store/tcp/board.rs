@@ -3,10 +3,11 @@
 //! The server feeds it what connections say and asks it what to answer. All of the store's rules (who may
 //! join, what ends the store, which get is answered) are here, where a test needs no network.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::protocol::{KEY_LIMIT, Request, Response, shortened};
+use super::protocol::{KEY_LIMIT, REMARKS, Request, Response, remark, shortened};
+use crate::rank::Rank;
 use crate::store::Claim;
 
 /// Names a connection; never reused.
@@ -31,10 +32,26 @@ pub(super) enum Verdict {
 /// The store's content and its members.
 pub(super) struct Board {
     owner: Claim,
-    claims: BTreeMap<ConnectionId, Claim>,
+    members: BTreeMap<ConnectionId, Member>,
     values: BTreeMap<String, Arc<[u8]>>,
     counters: BTreeMap<String, i64>,
-    failure: Option<String>,
+    failure: Option<Failure>,
+    /// Ranks that have introduced themselves at some time.
+    seen: BTreeSet<Rank>,
+    remarks: Vec<String>,
+}
+
+/// Who has introduced itself on a connection.
+struct Member {
+    claim: Claim,
+    client: u64,
+}
+
+/// Why the store is of no further use.
+#[derive(Clone)]
+struct Failure {
+    text: String,
+    lost: Option<Rank>,
 }
 
 impl Board {
@@ -42,19 +59,24 @@ impl Board {
     pub(super) fn new(owner: Claim) -> Self {
         Self {
             owner,
-            claims: BTreeMap::new(),
+            members: BTreeMap::new(),
             values: BTreeMap::new(),
             counters: BTreeMap::new(),
             failure: None,
+            seen: BTreeSet::new(),
+            remarks: Vec::new(),
         }
     }
 
     /// What to do about `request` with `value`, said by connection `id`.
     pub(super) fn handle(&mut self, id: ConnectionId, request: Request, value: Vec<u8>) -> Verdict {
-        let joined = self.claims.contains_key(&id);
+        let joined = self.members.contains_key(&id);
         let key = match request {
             Request::Hello { .. } if joined => return Verdict::Close,
-            Request::Hello { claim, serves } => return self.admit(id, claim, serves),
+            Request::Hello { claim, client, serves } => return self.admit(id, claim, client, serves),
+            Request::Bye => return self.take_leave(id),
+            Request::Remarks if joined => return Verdict::Answer(Response::Remarks(self.remarks.clone())),
+            Request::Remarks => return Verdict::Close,
             Request::Set { ref key } | Request::Get { ref key, .. } | Request::Add { ref key, .. } => key,
         };
         if !joined || key.len() > KEY_LIMIT {
@@ -64,7 +86,7 @@ impl Board {
             return Verdict::Answer(failure);
         }
         match request {
-            Request::Hello { .. } => Verdict::Close,
+            Request::Hello { .. } | Request::Remarks | Request::Bye => Verdict::Close,
             Request::Set { key } => {
                 self.values.insert(key, value.into());
                 Verdict::Answer(Response::Done)
@@ -86,9 +108,28 @@ impl Board {
         self.values.get(key).map(|value| (Response::Value, value.clone()))
     }
 
-    /// Connection `id` is closed; its rank is free again once the process has no other.
+    /// Connection `id` is closed. A process whose last connection goes without a goodbye has ended: whoever
+    /// waits for it would wait in vain, so the store ends for all.
     pub(super) fn leave(&mut self, id: ConnectionId) {
-        self.claims.remove(&id);
+        let Some(Member { claim, .. }) = self.members.remove(&id) else { return };
+        if self.members.values().any(|other| other.claim.is_of(&claim)) {
+            return;
+        }
+        self.fail(
+            format!("{} ({}) is lost: its process ended during start-up", claim.rank, claim.process()),
+            Some(claim.rank),
+        );
+    }
+
+    /// The client of connection `id` needs none of its connections any more.
+    fn take_leave(&mut self, id: ConnectionId) -> Verdict {
+        let Some(gone) = self.members.remove(&id) else { return Verdict::Close };
+        let claim = gone.claim;
+        self.members.retain(|_, other| other.client != gone.client || !other.claim.is_of(&claim));
+        if !self.members.values().any(|other| other.claim.is_of(&claim)) {
+            self.note(format!("gone in good order: {} ({})", claim.rank, claim.process()));
+        }
+        Verdict::Dismiss(Response::Done)
     }
 
     /// The last message to everybody.
@@ -97,26 +138,42 @@ impl Board {
     }
 
     fn failure(&self) -> Option<Response> {
-        self.failure.clone().map(Response::Failed)
+        self.failure.clone().map(|Failure { text, lost }| Response::Failed { text, lost })
     }
 
-    fn admit(&mut self, id: ConnectionId, claim: Claim, serves: bool) -> Verdict {
-        if let Some(reason) = self.objection(&claim) {
+    fn note(&mut self, text: String) {
+        let text = remark(text);
+        if self.remarks.len() < REMARKS && !self.remarks.contains(&text) {
+            self.remarks.push(text);
+        }
+    }
+
+    /// Ends the store. The first cause stays: whatever comes later may only follow from it.
+    fn fail(&mut self, text: String, lost: Option<Rank>) {
+        self.failure.get_or_insert_with(|| Failure { text: shortened(text), lost });
+    }
+
+    fn admit(&mut self, id: ConnectionId, claim: Claim, client: u64, serves: bool) -> Verdict {
+        if let Some(Objection { reason, in_short }) = self.objection(&claim) {
+            self.note(format!("refused: {} ({}) because {in_short}", claim.rank, claim.process()));
             return Verdict::Dismiss(Response::Refused(shortened(reason)));
         }
+        if claim.world_size != self.owner.world_size {
+            return self.refuse_world(&claim);
+        }
         // Who wanted to serve is another process than the owner, whatever its pid is called in its container.
-        let holder = [&self.owner].into_iter().chain(self.claims.values());
-        let taken = holder
+        let holders = [&self.owner].into_iter().chain(self.members.values().map(|member| &member.claim));
+        let taken = holders
             .into_iter()
             .find(|other| other.rank == claim.rank && (serves || !other.same_process(&claim)));
         if let Some(holder) = taken {
             let (first, second, rank) = (holder.process(), claim.process(), claim.rank);
-            // The first pair is the cause; a third process only follows from it.
-            self.failure.get_or_insert_with(|| {
-                shortened(format!(
+            self.fail(
+                format!(
                     "{rank} claimed twice: by {first} and by {second}; give every process a RANK of its own"
-                ))
-            });
+                ),
+                None,
+            );
             return Verdict::Dismiss(Response::Refused(shortened(format!(
                 "{rank} already taken by {first}; this is {second}: give every process a RANK of its own"
             ))));
@@ -124,117 +181,84 @@ impl Board {
         if let Some(failure) = self.failure() {
             return Verdict::Dismiss(failure);
         }
-        self.claims.insert(id, claim);
+        self.seen.insert(claim.rank);
+        self.members.insert(id, Member { claim, client });
         Verdict::Answer(Response::Done)
     }
 
+    /// Turns away a process of this run that believes in another number of processes. As long as a rank is
+    /// missing, this may be it, and nobody else will come in its place.
+    fn refuse_world(&mut self, claim: &Claim) -> Verdict {
+        let owner = &self.owner;
+        let (here, there) = (owner.world_size, claim.world_size);
+        let text = format!(
+            "{} ({}) has WORLD_SIZE={there}, but {} ({}) has WORLD_SIZE={here}: all processes of a run need the \
+             same",
+            claim.rank,
+            claim.process(),
+            owner.rank,
+            owner.process(),
+        );
+        if self.seen.len() < here {
+            self.fail(text.clone(), None);
+        }
+        self.note(format!(
+            "refused: {} ({}) because WORLD_SIZE={there} there and {here} here",
+            claim.rank,
+            claim.process()
+        ));
+        Verdict::Dismiss(Response::Refused(shortened(text)))
+    }
+
     /// Why `claim` does not belong here at all. Such a process says nothing about ours, so the store goes on.
-    fn objection(&self, claim: &Claim) -> Option<String> {
+    fn objection(&self, claim: &Claim) -> Option<Objection> {
         let owner = &self.owner;
         if claim.run_id != owner.run_id {
-            return Some(format!(
-                "MASTER_PORT is in use by the run '{}' ({} is {}), and this process belongs to the run '{}': \
-                 give each run a port of its own, or all processes of one run the same TORCHELASTIC_RUN_ID",
-                owner.run_id,
-                owner.rank,
-                owner.process(),
-                claim.run_id
-            ));
+            return Some(Objection {
+                in_short: format!("its run is '{}' and this one '{}'", claim.run_id, owner.run_id),
+                reason: format!(
+                    "MASTER_PORT is in use by the run '{}' ({} is {}), and this process belongs to the run \
+                     '{}': give each run a port of its own, or all processes of one run the same \
+                     TORCHELASTIC_RUN_ID",
+                    owner.run_id,
+                    owner.rank,
+                    owner.process(),
+                    claim.run_id
+                ),
+            });
         }
-        if claim.world_size != owner.world_size {
-            return Some(format!(
-                "WORLD_SIZE={} on {}, but WORLD_SIZE={} on {} ({}): all processes of a run need the same",
-                claim.world_size,
-                claim.rank,
-                owner.world_size,
-                owner.rank,
-                owner.process(),
-            ));
+        if claim.restart_count != owner.restart_count {
+            let (there, here) = (claim.restart_count, owner.restart_count);
+            return Some(Objection {
+                in_short: format!("TORCHELASTIC_RESTART_COUNT={there} there and {here} here"),
+                reason: format!(
+                    "TORCHELASTIC_RESTART_COUNT={there} on {}, but {here} on {} ({}): one of the two is left \
+                     over from another attempt of the run",
+                    claim.rank,
+                    owner.rank,
+                    owner.process(),
+                ),
+            });
         }
-        (claim.rank.0 >= owner.world_size).then(|| {
-            format!(
-                "RANK={} is outside of WORLD_SIZE={}: ranks go from 0 to {}",
+        let size = owner.world_size;
+        (claim.world_size == size && claim.rank.0 >= size).then(|| Objection {
+            in_short: format!("RANK={} is outside of WORLD_SIZE={size}", claim.rank.0),
+            reason: format!(
+                "RANK={} is outside of WORLD_SIZE={size}: ranks go from 0 to {}",
                 claim.rank.0,
-                owner.world_size,
-                owner.world_size - 1
-            )
+                size - 1
+            ),
         })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rank::Rank;
-
-    fn claim(rank: usize, pid: u32) -> Claim {
-        Claim::new(Rank(rank), 3, "run", "here", pid)
-    }
-
-    fn hello(board: &mut Board, id: ConnectionId, claim: Claim) -> Verdict {
-        board.handle(id, Request::Hello { claim, serves: false }, Vec::new())
-    }
-
-    fn refused(verdict: Verdict, words: &[&str]) {
-        let Verdict::Dismiss(Response::Refused(text)) = verdict else { panic!("{verdict:?} is no refusal") };
-        for word in words {
-            assert!(text.contains(word), "{text} lacks {word}");
-        }
-    }
-
-    #[test]
-    fn strangers_are_refused_and_change_nothing() {
-        let mut board = Board::new(claim(0, 10));
-        refused(
-            hello(&mut board, 1, Claim { run_id: "other".into(), ..claim(1, 11) }),
-            &["'run'", "'other'"],
-        );
-        refused(
-            hello(&mut board, 2, Claim { world_size: 2, ..claim(1, 11) }),
-            &["WORLD_SIZE=2", "WORLD_SIZE=3", "pid 10"],
-        );
-        refused(hello(&mut board, 3, claim(3, 11)), &["RANK=3", "WORLD_SIZE=3"]);
-        assert_eq!(board.handle(4, Request::Add { key: "n".into(), delta: 1 }, vec![]), Verdict::Close);
-        assert_eq!(board.farewell(), Response::Finished);
-        assert_eq!(hello(&mut board, 5, claim(1, 11)), Verdict::Answer(Response::Done));
-    }
-
-    #[test]
-    fn a_rank_taken_twice_ends_the_store_for_all() {
-        let mut board = Board::new(claim(0, 10));
-        for (id, claim) in [(1, claim(0, 10)), (2, claim(1, 11)), (3, claim(1, 11))] {
-            assert_eq!(hello(&mut board, id, claim), Verdict::Answer(Response::Done));
-        }
-        refused(hello(&mut board, 4, claim(1, 12)), &["rank 1 already taken by pid 11 on host here"]);
-        let Some((Response::Failed(text), _)) = board.look("any") else {
-            panic!("the store must have failed")
-        };
-        assert!(text.starts_with("rank 1 claimed twice: by pid 11 on host here and by pid 12"), "{text}");
-        let later = board.handle(1, Request::Add { key: "n".into(), delta: 1 }, vec![]);
-        assert_eq!(later, Verdict::Answer(Response::Failed(text.clone())));
-        assert_eq!(hello(&mut board, 5, claim(2, 13)), Verdict::Dismiss(Response::Failed(text)));
-    }
-
-    #[test]
-    fn a_second_server_is_a_second_rank_0_even_with_the_same_pid() {
-        let mut board = Board::new(claim(0, 1));
-        let verdict = board.handle(1, Request::Hello { claim: claim(0, 1), serves: true }, vec![]);
-        refused(verdict, &["rank 0 already taken by pid 1"]);
-    }
-
-    #[test]
-    fn a_rank_is_free_when_its_process_has_left() {
-        let mut board = Board::new(claim(0, 10));
-        hello(&mut board, 1, claim(1, 11));
-        board.leave(1);
-        assert_eq!(hello(&mut board, 2, claim(1, 12)), Verdict::Answer(Response::Done));
-    }
-
-    #[test]
-    fn keys_over_the_limit_close_the_connection() {
-        let mut board = Board::new(claim(0, 10));
-        hello(&mut board, 1, claim(1, 11));
-        let key = "k".repeat(KEY_LIMIT + 1);
-        assert_eq!(board.handle(1, Request::Set { key }, vec![]), Verdict::Close);
-    }
+/// Why a process is turned away.
+struct Objection {
+    /// In full, for itself.
+    reason: String,
+    /// For those who miss it.
+    in_short: String,
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,13 +5,15 @@
 //! another thread, nothing polls, and no thread has to hand answers to callers. The price is one connection
 //! for each call at the same time, of which start-up makes two or three.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::link::{Link, Obstacle};
 use super::protocol::{Request, Response, encode};
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, seconds};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 use crate::store::Claim;
@@ -21,8 +23,13 @@ use crate::store::Claim;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Time for one of several attempts to connect.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
+/// Time for the server to hear a goodbye. Nothing depends on it but how the end of this process is taken.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Numbers the clients of this process.
+static CLIENTS: AtomicU64 = AtomicU64::new(0);
 
 /// Calls to the server at one address.
 pub(super) struct Client {
@@ -30,18 +37,23 @@ pub(super) struct Client {
     local: SocketAddr,
     hello: Request,
     idle: Mutex<Vec<Link>>,
+    /// Links whose answer never came. They stay open: to the server, a process without any has ended.
+    spent: Mutex<Vec<Link>>,
     /// Set when the store has ended; every later call returns it.
     ended: OnceLock<Error>,
 }
 
 /// All addresses of `host`, in the order of the system's resolver.
-pub(super) fn resolve(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok((bare(host), port).to_socket_addrs()?.collect())
 }
 
-/// Whether `host` is an address rather than a name.
+/// Whether `host` is an address rather than a name; an IPv6 address may have a scope (`fe80::1%eth0`).
 pub(super) fn is_address(host: &str) -> bool {
-    bare(host).parse::<IpAddr>().is_ok()
+    match bare(host).split_once('%') {
+        Some((address, _scope)) => address.parse::<Ipv6Addr>().is_ok(),
+        None => bare(host).parse::<IpAddr>().is_ok(),
+    }
 }
 
 /// An IPv6 address may be written as in a URL.
@@ -54,14 +66,34 @@ impl Client {
     /// Connects to the store at `host`:`port`, which may not be there yet, trying all of its addresses until
     /// `deadline`.
     pub(super) fn connect(host: &str, port: u16, claim: &Claim, deadline: Deadline) -> Result<Self> {
-        let hello = Request::Hello { claim: claim.clone(), serves: false };
+        // Names of other nodes may appear later than this process, so they are resolved each time.
+        Self::reach(&format!("{host}:{port}"), || resolve(host, port), claim, deadline)
+    }
+
+    /// Like [`Client::connect`], to an address that is known. It stays an address on the way: its text would
+    /// lack the scope.
+    pub(super) fn connect_to(address: SocketAddr, claim: &Claim, deadline: Deadline) -> Result<Self> {
+        Self::reach(&address.to_string(), || Ok(vec![address]), claim, deadline)
+    }
+
+    fn reach(
+        place: &str,
+        resolve: impl Fn() -> io::Result<Vec<SocketAddr>>,
+        claim: &Claim,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let client = CLIENTS.fetch_add(1, Ordering::Relaxed);
+        let hello = Request::Hello { claim: claim.clone(), client, serves: false };
         let mut pause = FIRST_PAUSE;
+        // The latest of the most telling ones: the last attempt may have no time to meet any but its own.
+        let (mut weight, mut obstacle) = (0, format!("{place} has no address"));
         loop {
-            // Names of other nodes may appear later than this process, so they are resolved each time.
-            let (addresses, mut obstacle) = match resolve(host, port) {
-                Ok(addresses) => (addresses, format!("'{host}' has no address")),
-                Err(error) => (Vec::new(), error.to_string()),
-            };
+            let addresses = resolve().unwrap_or_else(|error| {
+                if weight == 0 {
+                    obstacle = error.to_string();
+                }
+                Vec::new()
+            });
             for address in addresses {
                 let attempt = Deadline::after(deadline.remaining().min(ATTEMPT_LIMIT));
                 match Link::open(address, &hello, attempt) {
@@ -70,7 +102,11 @@ impl Client {
                     Err(Obstacle::Refused(error)) if !matches!(error.kind(), ErrorKind::PeerFinished(_)) => {
                         return Err(error);
                     }
-                    Err(other) => obstacle = format!("{address}: {other}"),
+                    Err(other) if other.weight(attempt.limit()) >= weight => {
+                        weight = other.weight(attempt.limit());
+                        obstacle = format!("{address}: {other}");
+                    }
+                    Err(_) => {}
                 }
             }
             let left = deadline.remaining();
@@ -78,11 +114,11 @@ impl Client {
                 return Err(Error::new(
                     ErrorKind::Timeout,
                     format!(
-                        "{} cannot reach the store of rank 0 at {host}:{port} within {} s ({obstacle}): check \
+                        "{} cannot reach the store of rank 0 at {place} within {} s ({obstacle}): check \
                          that rank 0 is running, that MASTER_ADDR and MASTER_PORT are the same on all ranks, \
                          and that no firewall is in between",
                         claim.rank,
-                        deadline.limit().as_secs_f64(),
+                        seconds(deadline.limit()),
                     ),
                 ));
             }
@@ -94,7 +130,14 @@ impl Client {
     fn new(server: SocketAddr, hello: Request, link: Link) -> Result<Self> {
         let local =
             link.local_addr().map_err(|error| Error::io("cannot read the address of a connection", error))?;
-        Ok(Self { server, local, hello, idle: Mutex::new(vec![link]), ended: OnceLock::new() })
+        Ok(Self {
+            server,
+            local,
+            hello,
+            idle: Mutex::new(vec![link]),
+            spent: Mutex::default(),
+            ended: OnceLock::new(),
+        })
     }
 
     /// Where the server was reached.
@@ -119,24 +162,29 @@ impl Client {
         value: &[u8],
         wait: Duration,
     ) -> Result<(Response, Vec<u8>)> {
+        self.call_until(request, value, Deadline::after(wait.saturating_add(ANSWER_LIMIT)))
+    }
+
+    pub(super) fn call_until(
+        &self,
+        request: &Request,
+        value: &[u8],
+        deadline: Deadline,
+    ) -> Result<(Response, Vec<u8>)> {
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }
         let request = encode(request, value.len())?;
-        let deadline = Deadline::after(wait.saturating_add(ANSWER_LIMIT));
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let link = match idle {
             Some(link) => Ok(link),
             None => Link::open(self.server, &self.hello, deadline),
         };
-        let answered = link.and_then(|mut link| link.call(&request, value, deadline).map(|got| (link, got)));
-        match answered {
-            Ok((link, answer)) => {
-                self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(link);
-                Ok(answer)
-            }
-            Err(obstacle) => Err(self.failed(obstacle)),
-        }
+        let mut link = link.map_err(|obstacle| self.failed(obstacle))?;
+        let answer = link.call(&request, value, deadline);
+        let kept = if answer.is_ok() { &self.idle } else { &self.spent };
+        kept.lock().unwrap_or_else(PoisonError::into_inner).push(link);
+        answer.map_err(|obstacle| self.failed(obstacle))
     }
 
     fn failed(&self, obstacle: Obstacle) -> Error {
@@ -148,7 +196,7 @@ impl Client {
                     "rank 0, which serves the store at {}, did not answer within {} s: its process is stopped \
                      or its host is gone",
                     self.server,
-                    limit.as_secs_f64()
+                    seconds(limit)
                 ),
             ),
             Obstacle::Refused(error) => self.ended.get_or_init(|| error).clone(),
@@ -161,6 +209,22 @@ impl Client {
                 };
                 self.ended.get_or_init(error).clone()
             }
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // A panic is no end in good order, and a store that has ended takes no leave.
+        if std::thread::panicking() || self.ended.get().is_some() {
+            return;
+        }
+        let deadline = Deadline::after(GOODBYE_LIMIT);
+        let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner).pop();
+        let link = idle.map_or_else(|| Link::open(self.server, &self.hello, deadline), Ok);
+        if let (Ok(mut link), Ok(bye)) = (link, encode(&Request::Bye, 0)) {
+            // Whoever does not hear it is either gone itself or finds out that this process is.
+            let _ = link.call(&bye, &[], deadline);
         }
     }
 }

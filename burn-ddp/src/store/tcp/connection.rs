@@ -39,7 +39,7 @@ impl Connection {
         stream.set_nodelay(true)?;
         Ok(Self {
             stream,
-            incoming: FrameBuffer::default(),
+            incoming: FrameBuffer::at_door(),
             outgoing: VecDeque::new(),
             sent: 0,
             waiting: None,
@@ -102,6 +102,8 @@ impl Connection {
         match verdict {
             Verdict::Answer(response) => {
                 self.at_door = None;
+                // Only a hello is answered at the door.
+                self.incoming.admit();
                 self.answer((response, Arc::default()));
             }
             Verdict::Dismiss(response) => self.dismiss(response),

@@ -6,9 +6,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::protocol::{FrameBuffer, Malformed, Request, Response, encode};
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, seconds};
 use crate::error::{Error, ErrorKind};
 use crate::rank::Rank;
+
+/// Silence for less than this may only be slowness.
+const TELLING: Duration = Duration::from_secs(1);
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -23,11 +26,23 @@ pub(super) enum Obstacle {
     Refused(Error),
 }
 
+impl Obstacle {
+    /// How much it says about what is wrong; `limit` is the time that the attempt had. Another program at the
+    /// port explains everything, and silence within a moment nothing.
+    pub(super) fn weight(&self, limit: Duration) -> u8 {
+        match self {
+            Obstacle::Foreign(_) => 3,
+            Obstacle::Silent(_) if limit < TELLING => 1,
+            Obstacle::Silent(_) | Obstacle::Closed(_) | Obstacle::Refused(_) => 2,
+        }
+    }
+}
+
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Obstacle::Closed(error) => error.fmt(f),
-            Obstacle::Silent(limit) => write!(f, "no answer within {} s", limit.as_secs_f64()),
+            Obstacle::Silent(limit) => write!(f, "no answer within {} s", seconds(*limit)),
             Obstacle::Foreign(malformed) => malformed.fmt(f),
             Obstacle::Refused(error) => error.fmt(f),
         }
@@ -83,7 +98,12 @@ impl Link {
             (Err(obstacle), Ok(())) => return Err(obstacle),
         };
         match response {
-            Response::Refused(text) | Response::Failed(text) => Err(Obstacle::Refused(Error::config(text))),
+            Response::Refused(text) | Response::Failed { text, lost: None } => {
+                Err(Obstacle::Refused(Error::config(text)))
+            }
+            Response::Failed { text, lost: Some(rank) } => {
+                Err(Obstacle::Refused(Error::new(ErrorKind::PeerLost(rank), text)))
+            }
             Response::Finished => Err(Obstacle::Refused(Error::new(
                 ErrorKind::PeerFinished(Rank(0)),
                 "rank 0, which serves the store, has already finished",

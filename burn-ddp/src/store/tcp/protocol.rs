@@ -3,7 +3,8 @@
 //! A frame is a header of 12 bytes (magic, version, the two lengths that follow; little-endian), a control
 //! message in postcard, and a value as it is, which therefore is never encoded element by element. Whatever
 //! connects to the port may send anything, so the lengths are checked against their limits before a byte is
-//! kept, and memory grows with what has really arrived, not with what a header promises.
+//! kept, and memory grows with what has really arrived, not with what a header promises;
+//! and before its hello nobody may send a value at all.
 
 use std::fmt;
 
@@ -11,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::rank::Rank;
 use crate::store::Claim;
 
 /// Longest key.
@@ -21,38 +23,48 @@ pub(super) const VALUE_LIMIT: usize = 64 << 20;
 const CONTROL_LIMIT: usize = 16 << 10;
 /// Longest text of an error; the rest of the control message is its frame.
 const TEXT_LIMIT: usize = 8 << 10;
+/// Longest remark, and how many there may be: together they fit into a control message.
+const REMARK_LIMIT: usize = 600;
+pub(super) const REMARKS: usize = 16;
 const MAGIC: [u8; 4] = *b"BDDP";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const HEADER: usize = 12;
 
 /// What a client asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// First on every connection. `serves` when the sender wanted to serve the store itself.
-    Hello { claim: Claim, serves: bool },
+    /// First on every connection. `client` tells apart the clients of one process; `serves` when the sender
+    /// wanted to serve the store itself.
+    Hello { claim: Claim, client: u64, serves: bool },
     /// Set the key to the value of the frame.
     Set { key: String },
     /// The value of the key, waiting so long for it.
     Get { key: String, wait_ms: u64 },
     /// Add to the counter.
     Add { key: String, delta: i64 },
+    /// What there is to say of processes that are not there.
+    Remarks,
+    /// The client takes leave with all of its connections; who goes without it is lost.
+    Bye,
 }
 
 /// What the server answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Response {
-    /// Hello or Set is accepted.
+    /// Hello, Set or Bye is accepted.
     Done,
     /// The value is the value of the frame.
     Value,
     /// The counter after the addition.
     Count(i64),
+    /// One for each process.
+    Remarks(Vec<String>),
     /// Nobody set the key in time.
     NotSet,
     /// This hello is not accepted.
     Refused(String),
-    /// The store as a whole has failed.
-    Failed(String),
+    /// The store as a whole has failed; by the loss of a rank, if there is one.
+    Failed { text: String, lost: Option<Rank> },
     /// Rank 0 has finished. The one message that comes unasked.
     Finished,
 }
@@ -127,28 +139,52 @@ pub(super) fn shortened(mut text: String) -> String {
     text
 }
 
+/// `text`, cut to what one of [`REMARKS`] can be.
+pub(super) fn remark(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(REMARK_LIMIT));
+    text
+}
+
 /// Received bytes, cut into frames.
-#[derive(Default)]
-pub(super) struct FrameBuffer(Vec<u8>);
+pub(super) struct FrameBuffer {
+    bytes: Vec<u8>,
+    value_limit: usize,
+}
+
+impl Default for FrameBuffer {
+    fn default() -> Self {
+        Self { bytes: Vec::new(), value_limit: VALUE_LIMIT }
+    }
+}
 
 impl FrameBuffer {
+    /// For a sender that has not introduced itself: it may fill no more memory than a hello takes.
+    pub(super) fn at_door() -> Self {
+        Self { value_limit: 0, ..Self::default() }
+    }
+
+    /// The sender is known now, and may send values.
+    pub(super) fn admit(&mut self) {
+        self.value_limit = VALUE_LIMIT;
+    }
+
     /// Appends what has arrived.
     pub(super) fn extend(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
+        self.bytes.extend_from_slice(bytes);
     }
 
     /// Whether nothing has arrived that was not taken.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.bytes.is_empty()
     }
 
     /// The next frame, if all of it is here.
     pub(super) fn take(&mut self) -> Result<Option<Frame>, Malformed> {
-        let known = self.0.len().min(MAGIC.len());
-        if self.0[..known] != MAGIC[..known] {
+        let known = self.bytes.len().min(MAGIC.len());
+        if self.bytes[..known] != MAGIC[..known] {
             return Err(Malformed::Foreign);
         }
-        let Some(&[_, _, _, _, v0, v1, c0, c1, l0, l1, l2, l3]) = self.0.first_chunk::<HEADER>() else {
+        let Some(&[_, _, _, _, v0, v1, c0, c1, l0, l1, l2, l3]) = self.bytes.first_chunk::<HEADER>() else {
             return Ok(None);
         };
         let version = u16::from_le_bytes([v0, v1]);
@@ -157,15 +193,15 @@ impl FrameBuffer {
         }
         let control_len = usize::from(u16::from_le_bytes([c0, c1]));
         let value_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
-        if control_len > CONTROL_LIMIT || value_len > VALUE_LIMIT {
+        if control_len > CONTROL_LIMIT || value_len > self.value_limit {
             return Err(Malformed::TooLong);
         }
         let value_at = HEADER + control_len;
-        if self.0.len() < value_at + value_len {
+        if self.bytes.len() < value_at + value_len {
             return Ok(None);
         }
-        let rest = self.0.split_off(value_at + value_len);
-        let mut control = std::mem::replace(&mut self.0, rest);
+        let rest = self.bytes.split_off(value_at + value_len);
+        let mut control = std::mem::replace(&mut self.bytes, rest);
         let value = control.split_off(value_at);
         control.drain(..HEADER);
         Ok(Some(Frame { control, value }))
@@ -220,6 +256,16 @@ mod tests {
         assert_eq!(with(4, 9), Malformed::Version(9));
         assert_eq!(with(7, 255), Malformed::TooLong);
         assert_eq!(with(11, 255), Malformed::TooLong);
+    }
+
+    #[test]
+    fn a_stranger_may_send_no_value() {
+        let header = &framed(&Request::Set { key: "key".into() }, b"v")[..HEADER];
+        let mut buffer = FrameBuffer::at_door();
+        buffer.extend(header);
+        assert_eq!(buffer.take(), Err(Malformed::TooLong));
+        buffer.admit();
+        assert_eq!(buffer.take(), Ok(None));
     }
 
     #[test]

@@ -112,16 +112,22 @@ impl Serving {
 
     /// Answers whoever can be answered now, and forgets the connections that are over.
     fn settle(&mut self) {
-        for connection in self.connections.values_mut() {
-            connection.settle(&self.board);
-        }
-        let board = &mut self.board;
-        self.connections.retain(|id, connection| {
-            if connection.is_over() {
-                board.leave(*id);
+        loop {
+            for connection in self.connections.values_mut() {
+                connection.settle(&self.board);
             }
-            !connection.is_over()
-        });
+            let (board, before) = (&mut self.board, self.connections.len());
+            self.connections.retain(|id, connection| {
+                if connection.is_over() {
+                    board.leave(*id);
+                }
+                !connection.is_over()
+            });
+            // Who leaves may be what the others have to hear about.
+            if self.connections.len() == before {
+                return;
+            }
+        }
     }
 
     fn farewell(&mut self) {

@@ -93,19 +93,17 @@ fn a_missing_key_is_named_with_the_time() {
 #[test]
 fn garbage_closes_its_connection_and_nothing_else() {
     let (zero, port) = serve();
-    let endless = [&b"BDDP"[..], &[1, 0, 9, 0, 0, 0, 0, 4], &[0; 64]].concat();
+    // A value of 64 MiB is promised, and enough comes to see that it is not waited for.
+    let endless = [&b"BDDP"[..], &[2, 0, 9, 0, 0, 0, 0, 4], &[0; 64]].concat();
     let before_hello = protocol::encode(&Request::Add { key: "n".into(), delta: 1 }, 0).unwrap();
     for garbage in [b"GET / HTTP/1.1\r\n\r\n", &endless[..], &before_hello, &[0xFF; 100_000]] {
+        let start = Instant::now();
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        if garbage == endless {
-            // A promised value of 64 MiB is neither kept nor waited for once the client has gone.
-            stream.write_all(garbage).unwrap();
-            continue;
-        }
         // The server may close before it has read everything.
         let _ = stream.write_all(garbage);
         assert!(matches!(stream.read(&mut [0; 16]), Ok(0) | Err(_)), "the server must close");
+        assert!(start.elapsed() < Duration::from_secs(4), "it is closed for what it sent, not for silence");
     }
     assert_eq!(zero.add("n", 1).unwrap(), 1);
 }
@@ -143,16 +141,30 @@ fn rank_1_taken_twice_fails_all() {
 }
 
 #[test]
-fn another_run_or_world_is_refused_and_harms_nobody() {
+fn another_run_is_refused_and_harms_nobody() {
     let (zero, port) = serve();
     for rank in [0, 1] {
         let other = RankInfo { run_id: "other".into(), ..info(rank, port) };
         refused(TcpStore::from_rank_info(&other, LONG), ErrorKind::Config, &["'none'", "'other'", "pid 100"]);
-        let other = RankInfo { world_size: 2, ..info(rank, port) };
-        refused(TcpStore::from_rank_info(&other, LONG), ErrorKind::Config, &["WORLD_SIZE=2", "WORLD_SIZE=3"]);
+        let other = RankInfo { restart_count: 4, ..info(rank, port) };
+        refused(TcpStore::from_rank_info(&other, LONG), ErrorKind::Config, &["TORCHELASTIC_RESTART_COUNT=4"]);
     }
     refused(TcpStore::from_rank_info(&info(7, port), LONG), ErrorKind::Config, &["RANK=7", "WORLD_SIZE=3"]);
     zero.set("key", b"still works").unwrap();
+    let words = ["'never'", "refused: rank 7 (pid", "because RANK=7 is outside", "'other'"];
+    refused(zero.get("never", Duration::from_millis(50)), ErrorKind::Timeout, &words);
+}
+
+#[test]
+fn another_world_size_fails_all() {
+    let (zero, port) = serve();
+    let other = RankInfo { world_size: 2, ..info(1, port) };
+    let words = ["WORLD_SIZE=2", "WORLD_SIZE=3", "rank 1 (pid"];
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| zero.get("never", LONG));
+        refused(TcpStore::from_rank_info(&other, LONG), ErrorKind::Config, &words);
+        refused(waiting.join().unwrap(), ErrorKind::Config, &words);
+    });
 }
 
 #[test]
@@ -171,8 +183,41 @@ fn an_unreachable_rank_0_is_named_with_the_limit() {
     let words = ["127.0.0.3:", "within 0.3 s", "MASTER_ADDR", "rank 1"];
     let limit = Duration::from_millis(300);
     refused(TcpStore::from_rank_info(&one, limit), ErrorKind::Timeout, &words);
+    let long = RankInfo { run_id: "r".repeat(513), ..one.clone() };
+    refused(
+        TcpStore::from_rank_info(&long, limit),
+        ErrorKind::Config,
+        &["TORCHELASTIC_RUN_ID has 513 bytes"],
+    );
     let nowhere = RankInfo { master: None, ..info(1, 1) };
     refused(TcpStore::from_rank_info(&nowhere, limit), ErrorKind::Config, &["MASTER_ADDR"]);
+}
+
+/// A program that answers its first caller with `words` and later ones, as long as the listener lives, with
+/// silence.
+fn answering(words: &'static [u8]) -> (TcpListener, RankInfo) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let accepting = listener.try_clone().unwrap();
+    std::thread::spawn(move || {
+        let mut first = accepting.accept().unwrap().0;
+        // Bytes that nobody has read would turn the end of the connection into a reset.
+        let _ = first.read(&mut [0; 4096]).unwrap();
+        first.write_all(words).unwrap();
+    });
+    (listener, info(1, port))
+}
+
+#[test]
+fn the_most_telling_obstacle_is_named() {
+    let limit = Duration::from_millis(500);
+    let (_listener, http) = answering(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    let words = ["within 0.5 s", "does not speak the protocol"];
+    refused(TcpStore::from_rank_info(&http, limit), ErrorKind::Timeout, &words);
+    // It hangs up at once, which says more than the short silence after it.
+    let (_listener, closing) = answering(b"");
+    let error = TcpStore::from_rank_info(&closing, limit).map(drop).expect_err("no store");
+    assert!(!error.to_string().contains("no answer"), "{error}");
 }
 
 #[test]
@@ -226,5 +271,79 @@ fn a_name_serves_as_well_as_an_address() {
         let one = TcpStore::from_rank_info(&at(1, zero.server_addr().port()), LONG).unwrap();
         one.set("key", name.as_bytes()).unwrap();
         assert_eq!(zero.get("key", LONG).unwrap(), name.as_bytes(), "{name}");
+    }
+}
+
+#[test]
+fn a_rank_that_ends_without_a_goodbye_fails_everybody_at_once() {
+    let (zero, port) = serve();
+    let two = join_as(102, &info(2, port), LONG).unwrap();
+    let claim = Claim { pid: 101, ..Claim::of(&info(1, port)) };
+    let hello = Request::Hello { claim, client: 0, serves: false };
+    let one = link::Link::open(zero.server_addr(), &hello, Deadline::after(LONG)).unwrap();
+    let start = Instant::now();
+    let (kind, words) = (ErrorKind::PeerLost(Rank(1)), ["rank 1 (pid 101 on host", "ended during start-up"]);
+    std::thread::scope(|scope| {
+        let waiting = [&zero, &two].map(|store| scope.spawn(|| store.get("never", LONG)));
+        // Its process dies.
+        drop(one);
+        for thread in waiting {
+            refused(thread.join().unwrap(), kind, &words);
+        }
+    });
+    refused(two.set("key", b""), kind, &words);
+    refused(join_as(101, &info(1, port), LONG), kind, &words);
+    assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
+}
+
+#[test]
+fn a_rank_that_finishes_or_panics_is_told_apart() {
+    let (zero, port) = serve();
+    drop(join_as(101, &info(1, port), LONG).unwrap());
+    zero.set("key", b"still works").unwrap();
+    let panicked = std::thread::spawn(move || {
+        let _one = join_as(101, &info(1, port), LONG).unwrap();
+        panic!("of the test");
+    });
+    panicked.join().expect_err("it panics");
+    refused(zero.get("never", LONG), ErrorKind::PeerLost(Rank(1)), &["rank 1 (pid 101"]);
+}
+
+#[test]
+fn a_client_whose_answer_is_late_is_not_lost() {
+    let (zero, port) = serve();
+    let one = join_as(101, &info(1, port), LONG).unwrap();
+    let never = Request::Get { key: "never".into(), wait_ms: 20_000 };
+    let late = one.client.call_until(&never, &[], Deadline::after(Duration::from_millis(50)));
+    refused(late, ErrorKind::Timeout, &["did not answer"]);
+    zero.set("key", b"still works").unwrap();
+    assert_eq!(one.get("key", LONG).unwrap(), b"still works");
+    drop(one);
+    zero.set("key", b"still works").unwrap();
+}
+
+#[test]
+fn an_address_keeps_its_scope() {
+    assert!(client::is_address("fe80::1%eth0") && client::is_address("[fe80::1%eth0]"));
+    assert!(!client::is_address("host%eth0") && !client::is_address("127.0.0.1%eth0"));
+    if TcpListener::bind("[::1]:0").is_err() {
+        return;
+    }
+    // The first interface of a host is its loopback, called lo.
+    let resolved = client::resolve("fe80::1%lo", 7).unwrap();
+    let scopes: Vec<_> = resolved.iter().map(|address| address.to_string()).collect();
+    assert_eq!(scopes, ["[fe80::1%1]:7"]);
+    let interfaces = if_addrs::get_if_addrs().unwrap();
+    for link_local in
+        interfaces.iter().filter(|one| one.is_oper_up() && one.is_link_local() && one.ip().is_ipv6())
+    {
+        let at = |rank: usize, port: u16| RankInfo {
+            master: Some((format!("{}%{}", link_local.ip(), link_local.name), port)),
+            ..info(rank, port)
+        };
+        let zero = TcpStore::from_rank_info(&at(0, 0), LONG).unwrap();
+        let one = TcpStore::from_rank_info(&at(1, zero.server_addr().port()), LONG).unwrap();
+        zero.set("key", b"value").unwrap();
+        assert_eq!(one.get("key", LONG).unwrap(), b"value");
     }
 }

@@ -85,7 +85,8 @@ impl Listener {
         }
         if group.len() > LONGEST_GROUP {
             return Err(Error::config(format!(
-                "connect: the name of the group has {} bytes; use at most {LONGEST_GROUP}",
+                "connect: the name of the group has {} bytes; use at most {LONGEST_GROUP} (a shorter \
+                 TORCHELASTIC_RUN_ID, or fewer splits within splits)",
                 group.len()
             )));
         }
