@@ -410,6 +410,11 @@ fn wrong_usage_is_exit_code_2_and_starts_nothing() {
     for (flags, words) in [
         (&["--nproc-per-node", "0"][..], "at least one process"),
         (&["--nproc-per-node", "two"], "expected a number"),
+        (&["--nproc-per-node", "18446744073709551615"], "18446744073709551615"),
+        (&["--nproc-per-node", "32769"], "32769"),
+        (&["--nnodes", "9223372036854775808", "-n", "2"], "--nnodes 9223372036854775808"),
+        (&["--grace", "1e19"], "--grace 10000000000000000000"),
+        (&["--signal-grace", "1e19"], "--signal-grace 10000000000000000000"),
         (&["--nnodes", "1:2"], "not supported yet"),
         (&["--nnodes", "2"], "--master-addr"),
         (&["--nnodes", "2", "--node-rank", "2", "--master-addr", "h"], "--node-rank 2"),
