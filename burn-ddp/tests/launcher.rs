@@ -136,9 +136,22 @@ fn survivors_report_before_they_are_ended() {
     assert!(ended.has_line("[rank 0] terminated"), "{ended}");
     assert!(begin.elapsed() >= Duration::from_secs(3), "rank 0 had {:?}", begin.elapsed());
     assert!(ended.err.contains("exited with code 9, after rank 1"), "{ended}");
-    let last: Vec<&str> = ended.err.lines().rev().take(2).collect();
-    assert_eq!(last[0], "[rank 1] boom-17", "the first failure has the last word\n{ended}");
-    assert!(last[1].contains("rank 1 (pid ") && last[1].contains("exited with code 3 on host "), "{ended}");
+    let last: Vec<&str> = ended.err.lines().rev().take(3).collect();
+    assert_eq!(last[0], "also failed: rank 2 (exit code 9): peer 1 lost", "rank 0 only obeyed\n{ended}");
+    assert_eq!(last[1], "[rank 1] boom-17", "{ended}");
+    assert!(last[2].contains("rank 1 (pid ") && last[2].contains("exited with code 3 on host "), "{ended}");
+}
+
+#[test]
+fn the_cause_is_among_the_last_words_even_if_a_victim_left_first() {
+    let script = "[ $RANK = 0 ] && { echo peer 1 lost >&2; exit 8; }
+        sleep 0.3; echo out of memory >&2; echo bye; exit 5";
+    let ended = Launched::start(sh(&["-n", "2"], script)).wait(10);
+    ended.expect_code(8);
+    let (_, last_words) = ended.err.split_once("\nburnrun: rank 0 (pid ").expect("last words");
+    let last_words = last_words.split_once("\nburnrun: rank 0 (pid ").map_or(last_words, |words| words.1);
+    assert!(last_words.contains("\n[rank 0] peer 1 lost\n"), "{ended}");
+    assert!(last_words.ends_with("\nalso failed: rank 1 (exit code 5): out of memory\n"), "{ended}");
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl Launcher {
     /// # Errors
     /// [`ErrorKind::Exit`](crate::ErrorKind::Exit) with the code to leave with when a rank failed, when the launch
     /// was stopped by a signal or when the program cannot be started; its message is the last words: who failed
-    /// first, how, and its last lines. [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit
+    /// first, how, its last lines, and one line for each of up to eight others that failed soon after. [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit
     /// together, and for a rank that would launch itself again; nothing was started then.
     pub fn run(self) -> Result<()> {
         let options = self.options;
