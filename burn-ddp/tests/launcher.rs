@@ -315,6 +315,15 @@ fn a_port_in_use_starts_nothing() {
 }
 
 #[test]
+fn an_ipv6_address_may_have_brackets() {
+    let flags = ["-n", "1", "--nnodes", "2", "--node-rank", "1", "--master-addr", "[fd77::1]"];
+    let ended = Launched::start(sh(&flags, "echo at $MASTER_ADDR")).wait(5);
+    ended.expect_code(0);
+    assert!(ended.err.contains("store [fd77::1]:29500"), "{ended}");
+    assert!(ended.out.contains("] at fd77::1\n"), "{ended}");
+}
+
+#[test]
 fn output_goes_to_files_as_asked() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();

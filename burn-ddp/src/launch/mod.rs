@@ -142,7 +142,7 @@ impl Launcher {
                  launch::is_child() before launching, or unset RANK",
             ));
         }
-        let lookup = |name: &str| std::env::var(name).ok();
+        let lookup = |name: &str| std::env::var_os(name);
         let store = plan::store(&options, lookup)?;
         let port = port::Port::reserve(&store, options.node == 0)?;
         let program = match &options.program {
