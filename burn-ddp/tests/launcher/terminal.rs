@@ -137,6 +137,18 @@ fn the_terminal_is_restored_when_rank_0_is_killed() {
 }
 
 #[test]
+fn a_killed_rank_0_that_changed_nothing_leaves_the_screen_alone() {
+    for script in ["kill -9 $$", "stty -echo; exit 3"] {
+        let launch = format!("\"$0\" -n 1 --tty-rank0 sh -c '{script}'");
+        let Some(session) = Session::start(&then_tell(&launch)) else { return };
+        session.until("over");
+        session.modes_are_back();
+        let screen = session.screen();
+        assert!(!screen.contains("\x1b[?1049l") && screen.contains("\x1b[?25h"), "{script}\n{screen}");
+    }
+}
+
+#[test]
 fn another_ranks_failure_is_quoted_after_the_terminal_is_back() {
     let directory = tempfile::tempdir().unwrap();
     let launch = format!(
