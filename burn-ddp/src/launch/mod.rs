@@ -109,7 +109,8 @@ impl Launcher {
         self
     }
 
-    /// Where files of output go, where there are any; a new directory for temporary files unless said otherwise.
+    /// Where files of output go, where there are any. Unless said otherwise, a new directory for temporary files,
+    /// which is removed when it stayed empty, or when it was made for [`Tty`] alone and no rank failed.
     pub fn log_dir(mut self, directory: impl Into<PathBuf>) -> Self {
         self.options.log_dir = Some(directory.into());
         self

@@ -21,7 +21,8 @@ pub enum Tty {
     /// All ranks write into pipes, and every line says whose it is.
     #[default]
     Never,
-    /// Rank 0 gets the terminal if standard input and output are one and this process is in its foreground.
+    /// Rank 0 gets the terminal if standard input and output are one, this process is in its foreground, and the
+    /// files for the other ranks' output can be made.
     Auto,
     /// Rank 0 gets the terminal; an error if there is none.
     Always,

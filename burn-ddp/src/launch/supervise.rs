@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2};
 
-use super::options::Options;
+use super::options::{Options, Tty};
 use super::plan::Plan;
 use super::process::{Adoption, End};
-use super::ranks::Ranks;
+use super::ranks::{Files, Ranks};
 use super::signals::{self, SignalEvents};
 use super::terminal::Terminal;
 use super::verdict::{self, AlsoFailed, Evidence};
@@ -58,7 +58,16 @@ pub(super) fn run(options: &Options, plan: &Plan) -> Result<()> {
     let (sender, events) = mpsc::channel();
     let _signals = SignalEvents::watch(sender.clone())?;
     let _adoption = Adoption::begin();
-    let terminal = Terminal::lend(options.tty)?;
+    let mut terminal = Terminal::lend(options.tty)?;
+    let mut files = Files::open(options, plan, terminal.is_some());
+    let mut without_terminal = None;
+    if let (Err(error), Some(_), Tty::Auto) = (&files, &terminal, options.tty) {
+        without_terminal = Some(format!("{error}; so rank 0 writes into a pipe instead of the terminal"));
+        terminal = None;
+        files = Files::open(options, plan, false);
+    }
+    let files = files?;
+    let logs = files.logs.clone();
     let ranks = Ranks::new(sender)?;
     let mut launch = Launch {
         options,
@@ -70,15 +79,19 @@ pub(super) fn run(options: &Options, plan: &Plan) -> Result<()> {
         terminal,
         events,
     };
-    let started = launch.ranks.start(options, plan, launch.terminal.is_some());
+    without_terminal.into_iter().for_each(|line| launch.ranks.notice(line));
+    let started = launch.ranks.start(options, plan, files);
     if started.is_err() {
         launch.kill();
     }
     launch.supervise();
     launch.sweep();
     launch.drain();
-    started?;
-    launch.verdict(plan)
+    let outcome = started.and_then(|()| launch.verdict(plan));
+    match logs {
+        Some(logs) => logs.finish(outcome),
+        None => outcome,
+    }
 }
 
 struct Launch<'a> {
