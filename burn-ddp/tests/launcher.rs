@@ -13,7 +13,7 @@ mod terminal;
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::TcpListener;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use burn_ddp::launch::{self, Launcher, Tty};
@@ -205,6 +205,28 @@ fn signals_are_passed_on() {
         }
         assert!(ended.err.trim_end().ends_with(&format!("(SIG{name})")), "{ended}");
     }
+}
+
+#[test]
+fn signals_that_a_parent_blocked_are_heard() {
+    let block = "--block-signal=TERM,CHLD,INT,HUP";
+    if !Command::new("env").args([block, "true"]).output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: this env has no --block-signal");
+        return;
+    }
+    let deaf = |script: &str| {
+        let mut command = launched::command("env");
+        command.args([block, env!("CARGO_BIN_EXE_burnrun"), "-n", "2", "sh", "-c", script]);
+        Launched::start(command)
+    };
+    deaf("exit $RANK").wait(8).expect_code(1);
+    // Ranks that are not deaf either end at once, long before SIGKILL.
+    let mut launched = deaf("echo $$; exec sleep 600");
+    launched.pids(2);
+    let begin = Instant::now();
+    launched.signal(Signal::TERM);
+    launched.wait(8).expect_code(143);
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -17,6 +17,8 @@
 //!   whatever cause, no process of a rank stays: on Linux the kernel kills the ranks with the launcher, and a
 //!   watch (a small shell that waits for the launcher's end) kills what they started. Only a process that left
 //!   its rank's process group escapes.
+//! - No signal that is passed on is blocked when they start, even if whoever started the launcher had blocked it;
+//!   the rest of the signal mask is inherited.
 //! - Standard input is empty, except for rank 0 with the terminal ([`Tty`]).
 //! - After the first failure the other ranks have 3 s to report what they saw before SIGTERM, then 2 s before
 //!   SIGKILL. INT, TERM, HUP and QUIT sent to the launcher are passed on, with 5 s before SIGKILL, and at once on
