@@ -13,7 +13,7 @@ mod terminal;
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::TcpListener;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use burn_ddp::launch::{self, Launcher, Tty};
@@ -136,9 +136,22 @@ fn survivors_report_before_they_are_ended() {
     assert!(ended.has_line("[rank 0] terminated"), "{ended}");
     assert!(begin.elapsed() >= Duration::from_secs(3), "rank 0 had {:?}", begin.elapsed());
     assert!(ended.err.contains("exited with code 9, after rank 1"), "{ended}");
-    let last: Vec<&str> = ended.err.lines().rev().take(2).collect();
-    assert_eq!(last[0], "[rank 1] boom-17", "the first failure has the last word\n{ended}");
-    assert!(last[1].contains("rank 1 (pid ") && last[1].contains("exited with code 3 on host "), "{ended}");
+    let last: Vec<&str> = ended.err.lines().rev().take(3).collect();
+    assert_eq!(last[0], "also failed: rank 2 (exit code 9): peer 1 lost", "rank 0 only obeyed\n{ended}");
+    assert_eq!(last[1], "[rank 1] boom-17", "{ended}");
+    assert!(last[2].contains("rank 1 (pid ") && last[2].contains("exited with code 3 on host "), "{ended}");
+}
+
+#[test]
+fn the_cause_is_among_the_last_words_even_if_a_victim_left_first() {
+    let script = "[ $RANK = 0 ] && { echo peer 1 lost >&2; exit 8; }
+        sleep 0.3; echo out of memory >&2; echo bye; exit 5";
+    let ended = Launched::start(sh(&["-n", "2"], script)).wait(10);
+    ended.expect_code(8);
+    let (_, last_words) = ended.err.split_once("\nburnrun: rank 0 (pid ").expect("last words");
+    let last_words = last_words.split_once("\nburnrun: rank 0 (pid ").map_or(last_words, |words| words.1);
+    assert!(last_words.contains("\n[rank 0] peer 1 lost\n"), "{ended}");
+    assert!(last_words.ends_with("\nalso failed: rank 1 (exit code 5): out of memory\n"), "{ended}");
 }
 
 #[test]
@@ -192,6 +205,28 @@ fn signals_are_passed_on() {
         }
         assert!(ended.err.trim_end().ends_with(&format!("(SIG{name})")), "{ended}");
     }
+}
+
+#[test]
+fn signals_that_a_parent_blocked_are_heard() {
+    let block = "--block-signal=TERM,CHLD,INT,HUP";
+    if !Command::new("env").args([block, "true"]).output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: this env has no --block-signal");
+        return;
+    }
+    let deaf = |script: &str| {
+        let mut command = launched::command("env");
+        command.args([block, env!("CARGO_BIN_EXE_burnrun"), "-n", "2", "sh", "-c", script]);
+        Launched::start(command)
+    };
+    deaf("exit $RANK").wait(8).expect_code(1);
+    // Ranks that are not deaf either end at once, long before SIGKILL.
+    let mut launched = deaf("echo $$; exec sleep 600");
+    launched.pids(2);
+    let begin = Instant::now();
+    launched.signal(Signal::TERM);
+    launched.wait(8).expect_code(143);
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
 }
 
 #[test]
@@ -299,6 +334,15 @@ fn a_port_in_use_starts_nothing() {
         assert!(ended.err.contains("in use") && ended.err.contains(&format!("127.0.0.1:{port}")), "{ended}");
         assert_eq!((ended.out.as_str(), ended.err.lines().count()), ("", 1), "{ended}");
     }
+}
+
+#[test]
+fn an_ipv6_address_may_have_brackets() {
+    let flags = ["-n", "1", "--nnodes", "2", "--node-rank", "1", "--master-addr", "[fd77::1]"];
+    let ended = Launched::start(sh(&flags, "echo at $MASTER_ADDR")).wait(5);
+    ended.expect_code(0);
+    assert!(ended.err.contains("store [fd77::1]:29500"), "{ended}");
+    assert!(ended.out.contains("] at fd77::1\n"), "{ended}");
 }
 
 #[test]
@@ -410,6 +454,11 @@ fn wrong_usage_is_exit_code_2_and_starts_nothing() {
     for (flags, words) in [
         (&["--nproc-per-node", "0"][..], "at least one process"),
         (&["--nproc-per-node", "two"], "expected a number"),
+        (&["--nproc-per-node", "18446744073709551615"], "18446744073709551615"),
+        (&["--nproc-per-node", "32769"], "32769"),
+        (&["--nnodes", "9223372036854775808", "-n", "2"], "--nnodes 9223372036854775808"),
+        (&["--grace", "1e19"], "--grace 10000000000000000000"),
+        (&["--signal-grace", "1e19"], "--signal-grace 10000000000000000000"),
         (&["--nnodes", "1:2"], "not supported yet"),
         (&["--nnodes", "2"], "--master-addr"),
         (&["--nnodes", "2", "--node-rank", "2", "--master-addr", "h"], "--node-rank 2"),

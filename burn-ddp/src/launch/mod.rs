@@ -17,6 +17,8 @@
 //!   whatever cause, no process of a rank stays: on Linux the kernel kills the ranks with the launcher, and a
 //!   watch (a small shell that waits for the launcher's end) kills what they started. Only a process that left
 //!   its rank's process group escapes.
+//! - No signal that is passed on is blocked when they start, even if whoever started the launcher had blocked it;
+//!   the rest of the signal mask is inherited.
 //! - Standard input is empty, except for rank 0 with the terminal ([`Tty`]).
 //! - After the first failure the other ranks have 3 s to report what they saw before SIGTERM, then 2 s before
 //!   SIGKILL. INT, TERM, HUP and QUIT sent to the launcher are passed on, with 5 s before SIGKILL, and at once on
@@ -109,7 +111,8 @@ impl Launcher {
         self
     }
 
-    /// Where files of output go, where there are any; a new directory for temporary files unless said otherwise.
+    /// Where files of output go, where there are any. Unless said otherwise, a new directory for temporary files,
+    /// which is removed when it stayed empty, or when it was made for [`Tty`] alone and no rank failed.
     pub fn log_dir(mut self, directory: impl Into<PathBuf>) -> Self {
         self.options.log_dir = Some(directory.into());
         self
@@ -131,7 +134,7 @@ impl Launcher {
     /// # Errors
     /// [`ErrorKind::Exit`](crate::ErrorKind::Exit) with the code to leave with when a rank failed, when the launch
     /// was stopped by a signal or when the program cannot be started; its message is the last words: who failed
-    /// first, how, and its last lines. [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit
+    /// first, how, its last lines, and one line for each of up to eight others that failed soon after. [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit
     /// together, and for a rank that would launch itself again; nothing was started then.
     pub fn run(self) -> Result<()> {
         let options = self.options;
@@ -142,7 +145,7 @@ impl Launcher {
                  launch::is_child() before launching, or unset RANK",
             ));
         }
-        let lookup = |name: &str| std::env::var(name).ok();
+        let lookup = |name: &str| std::env::var_os(name);
         let store = plan::store(&options, lookup)?;
         let port = port::Port::reserve(&store, options.node == 0)?;
         let program = match &options.program {

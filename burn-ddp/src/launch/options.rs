@@ -7,6 +7,11 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
+/// More ranks than this are a slip of the finger, and the numbers of a launch are products of its sizes.
+const MOST_RANKS: usize = 1 << 15;
+/// Longer than this is not waited for; clocks overflow somewhere beyond.
+const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Whether rank 0 inherits the terminal instead of writing into a pipe.
 ///
 /// A program that draws on the terminal or reads keys needs a real one. The other ranks' output goes to files
@@ -16,7 +21,8 @@ pub enum Tty {
     /// All ranks write into pipes, and every line says whose it is.
     #[default]
     Never,
-    /// Rank 0 gets the terminal if standard input and output are one and this process is in its foreground.
+    /// Rank 0 gets the terminal if standard input and output are one, this process is in its foreground, and the
+    /// files for the other ranks' output can be made.
     Auto,
     /// Rank 0 gets the terminal; an error if there is none.
     Always,
@@ -106,6 +112,21 @@ impl Options {
         if self.nproc == 0 {
             return Err(Error::config("0 processes: a launch has at least one process per node"));
         }
+        if self.nnodes.checked_mul(self.nproc).is_none_or(|world_size| world_size > MOST_RANKS) {
+            return Err(Error::config(format!(
+                "--nnodes {} times --nproc-per-node {}: a launch has at most {MOST_RANKS} ranks",
+                self.nnodes, self.nproc
+            )));
+        }
+        for (flag, grace) in [("--grace", self.grace), ("--signal-grace", self.signal_grace)] {
+            if grace > LONGEST_GRACE {
+                return Err(Error::config(format!(
+                    "{flag} {}: at most {} seconds, which is a day",
+                    grace.as_secs(),
+                    LONGEST_GRACE.as_secs()
+                )));
+            }
+        }
         if self.node >= self.nnodes {
             return Err(Error::config(format!(
                 "--node-rank {} is outside of --nnodes {}: nodes go from 0 to {}",
@@ -158,6 +179,14 @@ mod tests {
         let fine = Options { nproc: 2, ..Options::default() };
         fine.check().unwrap();
         refused(Options { nproc: 0, ..fine.clone() }, "0 processes");
+        refused(Options { nproc: usize::MAX, ..fine.clone() }, "18446744073709551615");
+        refused(Options { nnodes: 1 << 63, ..fine.clone() }, "--nnodes 9223372036854775808");
+        refused(Options { nnodes: (1 << 14) + 1, ..fine.clone() }, "--nnodes 16385");
+        Options { nnodes: 1 << 14, ..fine.clone() }.check().unwrap();
+        let day = Duration::from_secs(86_400);
+        refused(Options { grace: day + Duration::from_secs(1), ..fine.clone() }, "--grace 86401");
+        refused(Options { signal_grace: day * 2, ..fine.clone() }, "--signal-grace 172800");
+        Options { grace: day, signal_grace: day, ..fine.clone() }.check().unwrap();
         refused(Options { nnodes: 2, node: 2, ..fine.clone() }, "--node-rank 2");
         refused(Options { nnodes: 2, standalone: true, ..fine.clone() }, "--standalone");
         refused(Options { shown: Some(vec![0, 2]), ..fine.clone() }, "names 2");

@@ -125,10 +125,10 @@ fn ignore_interruption(error: Errno) -> rustix::io::Result<usize> {
 
 /// The last lines of a rank, of both streams, kept whether or not they were shown.
 #[derive(Default)]
-pub(super) struct Tail(Mutex<VecDeque<Vec<u8>>>);
+pub(super) struct Tail(Mutex<VecDeque<(Stream, Vec<u8>)>>);
 
 impl Tail {
-    fn push(&self, line: &[u8]) {
+    fn push(&self, stream: Stream, line: &[u8]) {
         let mut lines = lock(&self.0);
         if lines.len() == TAIL_LINES {
             lines.pop_front();
@@ -137,12 +137,20 @@ impl Tail {
         if kept.len() < line.len() {
             kept.extend_from_slice(" [..]".as_bytes());
         }
-        lines.push_back(kept);
+        lines.push_back((stream, kept));
     }
 
     /// The lines, oldest first.
     pub fn lines(&self) -> Vec<String> {
-        lock(&self.0).iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect()
+        lock(&self.0).iter().map(|(_, line)| String::from_utf8_lossy(line).into_owned()).collect()
+    }
+
+    /// The one line that says most about a failure: the last that is not blank, of standard error if it has one.
+    pub fn last(&self) -> Option<String> {
+        let lines = lock(&self.0);
+        let mut said = lines.iter().rev().filter(|(_, line)| !line.trim_ascii().is_empty());
+        let line = said.clone().find(|(stream, _)| *stream == Stream::Err).or_else(|| said.next());
+        line.map(|(_, line)| String::from_utf8_lossy(line.trim_ascii_end()).into_owned())
     }
 }
 
@@ -193,7 +201,7 @@ impl Route {
     fn show(&self, partial: &mut Vec<u8>, bytes: &[u8]) {
         let mut shown = Vec::with_capacity(bytes.len() + partial.len() + 64);
         let mut line = |text: &[u8]| {
-            self.tail.push(text);
+            self.tail.push(self.stream, text);
             shown.extend_from_slice(self.prefix.as_bytes());
             shown.extend_from_slice(text);
             shown.push(b'\n');
@@ -286,6 +294,19 @@ mod tests {
         let (_, tail) = copied(input.as_bytes(), 64);
         assert_eq!(tail.len(), TAIL_LINES);
         assert_eq!((tail[0].as_str(), tail[19].as_str()), ("30", "49"));
+    }
+
+    #[test]
+    fn the_last_line_is_one_that_says_something() {
+        let tail = Tail::default();
+        assert_eq!(tail.last(), None);
+        tail.push(Stream::Out, b"step 1");
+        tail.push(Stream::Out, b"  ");
+        assert_eq!(tail.last().as_deref(), Some("step 1"));
+        tail.push(Stream::Err, b"peer lost\r");
+        tail.push(Stream::Err, b"");
+        tail.push(Stream::Out, b"step 2");
+        assert_eq!(tail.last().as_deref(), Some("peer lost"));
     }
 
     #[test]

@@ -58,15 +58,26 @@ pub(super) struct Plan {
 }
 
 /// Where the store is, from flags, MASTER_ADDR and MASTER_PORT, and defaults, in this order.
-pub(super) fn store(options: &Options, lookup: impl Fn(&str) -> Option<String>) -> Result<StoreAt> {
-    let lookup = |name: &str| match lookup(name) {
-        Some(value) if !options.standalone && !value.trim().is_empty() => Some(value.trim().to_string()),
-        _ => None,
+pub(super) fn store(options: &Options, lookup: impl Fn(&str) -> Option<OsString>) -> Result<StoreAt> {
+    let lookup = |name: &str| match lookup(name).filter(|_| !options.standalone) {
+        None => Ok(None),
+        Some(value) => match value.to_str().map(str::trim) {
+            Some("") => Ok(None),
+            Some(text) => Ok(Some(text.to_string())),
+            None => Err(Error::config(format!(
+                "{name}={} is not text (UTF-8): set it anew, or unset it",
+                value.to_string_lossy()
+            ))),
+        },
     };
     let single = options.nnodes == 1;
     let own = if options.node == 0 { options.local_addr.clone() } else { None };
-    let host = match options.master_addr.clone().or_else(|| lookup("MASTER_ADDR")) {
-        Some(host) => host,
+    let typed = match &options.master_addr {
+        Some(host) => Some(host.clone()),
+        None => lookup("MASTER_ADDR")?,
+    };
+    let host = match typed {
+        Some(host) => unbracketed(host),
         None if single => "127.0.0.1".into(),
         None => own.ok_or_else(|| {
             Error::config(format!(
@@ -75,12 +86,9 @@ pub(super) fn store(options: &Options, lookup: impl Fn(&str) -> Option<String>) 
             ))
         })?,
     };
-    let given = match (options.master_port, lookup("MASTER_PORT")) {
-        (Some(port), _) => Some(port),
-        (None, Some(text)) => Some(text.parse().map_err(|_| {
-            Error::config(format!("MASTER_PORT={text}: not a port; set it to a number from 1 to 65535"))
-        })?),
-        (None, None) => None,
+    let given = match options.master_port {
+        Some(port) => Some(port),
+        None => lookup("MASTER_PORT")?.map(|text| port(&text)).transpose()?,
     };
     let port = match given {
         Some(0) if !single => {
@@ -95,11 +103,23 @@ pub(super) fn store(options: &Options, lookup: impl Fn(&str) -> Option<String>) 
     Ok(StoreAt { host, port })
 }
 
+fn port(text: &str) -> Result<u16> {
+    text.parse().map_err(|_| {
+        Error::config(format!("MASTER_PORT={text}: not a port; set it to a number from 1 to 65535"))
+    })
+}
+
+/// An IPv6 address without the brackets it has in URLs: MASTER_ADDR is an address, and its readers add the port.
+fn unbracketed(host: String) -> String {
+    let inner = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    inner.map(str::to_string).unwrap_or(host)
+}
+
 /// The children of this node.
 pub(super) fn plan(
     options: &Options,
     around: &Surroundings,
-    lookup: impl Fn(&str) -> Option<String>,
+    lookup: impl Fn(&str) -> Option<OsString>,
 ) -> Plan {
     let single = options.nnodes == 1;
     // All nodes must agree on the id, and only a single node can make one up.
@@ -181,7 +201,7 @@ mod tests {
         }
     }
 
-    fn nothing(_: &str) -> Option<String> {
+    fn nothing(_: &str) -> Option<OsString> {
         None
     }
 
@@ -245,7 +265,7 @@ mod tests {
     fn threads_are_shared_out_and_the_users_choice_is_kept() {
         let many = plan(&Options { nproc: 20, ..Options::default() }, &around(), nothing);
         assert_eq!(value(&many.children[0], "RAYON_NUM_THREADS"), Some("1"));
-        let chosen = |name: &str| (name == "RAYON_NUM_THREADS").then(|| "5".to_string());
+        let chosen = |name: &str| (name == "RAYON_NUM_THREADS").then(|| "5".into());
         let kept = plan(&Options { nproc: 2, ..Options::default() }, &around(), chosen);
         assert_eq!(value(&kept.children[0], "RAYON_NUM_THREADS"), None);
         assert_eq!(value(&kept.children[0], "OMP_NUM_THREADS"), Some("4"));
@@ -253,7 +273,7 @@ mod tests {
     }
 
     fn at(options: &Options, pairs: &[(&str, &str)]) -> Result<StoreAt> {
-        store(options, |name| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_string()))
+        store(options, |name| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.into()))
     }
 
     #[test]
@@ -268,10 +288,26 @@ mod tests {
         assert_eq!(at(&standalone, &foreign).unwrap(), expect("127.0.0.1", None));
         let typed = Options { master_addr: Some("near".into()), master_port: Some(9), ..one };
         assert_eq!(at(&typed, &foreign).unwrap(), expect("near", Some(9)));
+        let bracketed = Options { master_addr: Some("[fd77::1]".into()), ..Options::default() };
+        assert_eq!(at(&bracketed, &[]).unwrap(), expect("fd77::1", None));
+        assert_eq!(at(&Options::default(), &[("MASTER_ADDR", "[::1]")]).unwrap(), expect("::1", None));
         let two = Options { nnodes: 2, ..Options::default() };
         assert_eq!(at(&two, &[("MASTER_ADDR", "far")]).unwrap(), expect("far", Some(29500)));
         let addressed = Options { local_addr: Some("10.0.0.1".into()), ..two };
         assert_eq!(at(&addressed, &[]).unwrap(), expect("10.0.0.1", Some(29500)));
+    }
+
+    #[test]
+    fn an_address_that_is_not_text_is_refused_by_name() {
+        use std::os::unix::ffi::OsStringExt;
+        let one = Options::default();
+        for refused in ["MASTER_ADDR", "MASTER_PORT"] {
+            let lookup = |name: &str| (name == refused).then(|| OsString::from_vec(b"h\xffst".into()));
+            let error = store(&one, lookup).expect_err("must be refused");
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(refused), "{error}");
+            store(&Options { standalone: true, ..one.clone() }, lookup).unwrap();
+        }
     }
 
     #[test]

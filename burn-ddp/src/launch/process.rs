@@ -41,6 +41,15 @@ pub(super) enum End {
 }
 
 impl End {
+    /// In brackets after a name.
+    pub fn brief(self) -> String {
+        match self {
+            Self::Code(code) => format!("exit code {code}"),
+            Self::Signal(signal) => format!("signal {}", signals::describe(signal)),
+            Self::Lost => "exit code unknown".into(),
+        }
+    }
+
     /// As a shell's exit code.
     pub fn exit_code(self) -> i32 {
         match self {
@@ -207,6 +216,7 @@ mod tests {
     fn ends_read_as_a_shell_says_them() {
         assert_eq!(End::Code(3).to_string(), "exited with code 3");
         assert_eq!(End::Signal(9).to_string(), "was killed by signal 9 (SIGKILL)");
+        assert_eq!(End::Signal(9).brief(), "signal 9 (SIGKILL)");
         assert_eq!([End::Code(7), End::Signal(9), End::Lost].map(End::exit_code), [7, 137, 1]);
     }
 }

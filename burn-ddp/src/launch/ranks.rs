@@ -1,5 +1,6 @@
 //! The started ranks of this node, and where their output goes.
 
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,22 +60,14 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Starts all children of `plan`; when it fails, those that were started are in `started`. With `lent`, local
-    /// rank 0 gets the terminal.
-    pub fn start(&mut self, options: &Options, plan: &Plan, lent: bool) -> Result<()> {
+    /// Starts all children of `plan`; when it fails, those that were started are in `started`.
+    pub fn start(&mut self, options: &Options, plan: &Plan, files: Files) -> Result<()> {
+        let lent = files.lent;
         let routing = Routing { options, lent };
-        let wanted = plan.children.iter().any(|child| routing.files(child) != Streams::default());
-        let logs = if wanted { Some(Logs::create(options, &plan.run_id)?) } else { None };
-        // Before the first rank runs, so that a read-only disk starts nothing and the order of lines is the usual.
-        let files = plan.children.iter().map(|child| match &logs {
-            Some(logs) => logs.open(child.local_rank, routing.files(child)),
-            None => Ok([None, None]),
-        });
-        let files: Vec<_> = files.collect::<Result<_>>()?;
-        self.announce(plan, logs.as_ref().map(Logs::directory), lent);
+        self.announce(plan, files.logs.as_ref().map(Logs::directory), lent);
         self.held = lent.then(Vec::new);
 
-        for (child, [out_file, err_file]) in plan.children.iter().zip(files) {
+        for (child, [out_file, err_file]) in plan.children.iter().zip(files.each) {
             let stdin = routing.stdin(child);
             let (process, mut handles) = RankProcess::start(plan, child, stdin)?;
             self.watch.add(process.pid);
@@ -169,6 +162,35 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         self.console.close();
+    }
+}
+
+/// The files of all ranks, open before the first one runs, so that a disk that cannot be written starts nothing.
+pub(super) struct Files {
+    /// `None` if no rank writes to a file.
+    pub logs: Option<Logs>,
+    each: Vec<[Option<File>; 2]>,
+    lent: bool,
+}
+
+impl Files {
+    /// Opens what `plan` needs. With `lent`, local rank 0 gets the terminal.
+    pub fn open(options: &Options, plan: &Plan, lent: bool) -> Result<Self> {
+        let routing = Routing { options, lent };
+        let wanted = plan.children.iter().any(|child| routing.files(child) != Streams::default());
+        if !wanted {
+            let each = plan.children.iter().map(|_| [None, None]).collect();
+            return Ok(Self { logs: None, each, lent });
+        }
+        let logs = Logs::create(options, &plan.run_id)?;
+        let each = plan.children.iter().map(|child| logs.open(child.local_rank, routing.files(child)));
+        match each.collect() {
+            Ok(each) => Ok(Self { logs: Some(logs), each, lent }),
+            Err(error) => {
+                logs.remove(false);
+                Err(error)
+            }
+        }
     }
 }
 

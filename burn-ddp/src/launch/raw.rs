@@ -1,5 +1,5 @@
-//! The only unsafe code of the launcher: what has to happen between fork and exec, and one signal disposition
-//! that no safe crate sets.
+//! The only unsafe code of the launcher: what has to happen between fork and exec, and the signal disposition and
+//! mask that no safe crate sets.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -48,6 +48,36 @@ impl Drop for TtouIgnored {
         if self.0 != libc::SIG_ERR {
             // SAFETY: the value came from `signal` for the same signal, so it is a valid disposition.
             unsafe { libc::signal(libc::SIGTTOU, self.0) };
+        }
+    }
+}
+
+/// Lets signals through to the calling thread while it lives, and to the threads and processes that this thread
+/// starts meanwhile. A parent may have blocked them, and a block is inherited.
+pub(super) struct Unblocked(Option<libc::sigset_t>);
+
+impl Unblocked {
+    pub fn new(signals: &[i32]) -> Self {
+        // SAFETY: `sigset_t` is plain data for which zeros are valid; the calls only write the sets they are given,
+        // which live on this stack, and change nothing but the mask of this thread.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            let mut before: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for signal in signals {
+                libc::sigaddset(&raw mut set, *signal);
+            }
+            let result = libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, &raw mut before);
+            Self((result == 0).then_some(before))
+        }
+    }
+}
+
+impl Drop for Unblocked {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            // SAFETY: the set was filled by `pthread_sigmask`, and the old one is not asked for.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
         }
     }
 }

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 
+use super::raw::Unblocked;
 use super::supervise::Event;
 use crate::error::{Error, Result};
 
@@ -17,13 +18,17 @@ pub(super) const STOP: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 pub(super) struct SignalEvents {
     handle: Handle,
     thread: Option<JoinHandle<()>>,
+    _unblocked: Unblocked,
 }
 
 impl SignalEvents {
-    /// Starts to watch; must come before the first child, or its end could be missed.
+    /// Starts to watch; must come before the first child, or its end could be missed. Signals that are watched are
+    /// unblocked too, for the ranks as well: one that is deaf to what is passed on would only end by SIGKILL.
     pub fn watch(events: Sender<Event>) -> Result<Self> {
-        let mut signals =
-            Signals::new(wanted(ignored())).map_err(|error| Error::io("cannot watch signals", error))?;
+        let wanted = wanted(ignored());
+        let mut signals = Signals::new(&wanted).map_err(|error| Error::io("cannot watch signals", error))?;
+        // After the handlers are there, since a blocked signal may be waiting already.
+        let unblocked = Unblocked::new(&wanted);
         let handle = signals.handle();
         let thread = std::thread::Builder::new()
             .name("signals".into())
@@ -36,7 +41,7 @@ impl SignalEvents {
                 }
             })
             .map_err(|error| Error::io("cannot start the thread for signals", error))?;
-        Ok(Self { handle, thread: Some(thread) })
+        Ok(Self { handle, thread: Some(thread), _unblocked: unblocked })
     }
 }
 

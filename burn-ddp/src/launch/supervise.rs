@@ -1,7 +1,8 @@
 //! The one loop that waits for everything: ends of ranks, signals, deadlines, ends of output.
 //!
-//! Its rules are few. The first failure is the cause, everything after it a consequence: the others get a moment
-//! to say what they saw, then SIGTERM, then SIGKILL. Every wait is bounded. The launcher leaves when nothing of the
+//! Its rules are few. The first failure gives the exit code, since it most often is the cause: the others get a
+//! moment to say what they saw, then SIGTERM, then SIGKILL. Those that fail in that moment by themselves are listed
+//! with it, for when the cause is among them. Every wait is bounded. The launcher leaves when nothing of the
 //! ranks is left, and only then says the last words.
 
 use std::sync::mpsc::{self, Receiver};
@@ -10,13 +11,13 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2};
 
-use super::options::Options;
+use super::options::{Options, Tty};
 use super::plan::Plan;
 use super::process::{Adoption, End};
-use super::ranks::Ranks;
+use super::ranks::{Files, Ranks};
 use super::signals::{self, SignalEvents};
 use super::terminal::Terminal;
-use super::verdict::{self, Evidence};
+use super::verdict::{self, AlsoFailed, Evidence};
 use crate::error::Result;
 
 /// How long a rank may take to die of SIGKILL.
@@ -57,19 +58,40 @@ pub(super) fn run(options: &Options, plan: &Plan) -> Result<()> {
     let (sender, events) = mpsc::channel();
     let _signals = SignalEvents::watch(sender.clone())?;
     let _adoption = Adoption::begin();
-    let terminal = Terminal::lend(options.tty)?;
+    let mut terminal = Terminal::lend(options.tty)?;
+    let mut files = Files::open(options, plan, terminal.is_some());
+    let mut without_terminal = None;
+    if let (Err(error), Some(_), Tty::Auto) = (&files, &terminal, options.tty) {
+        without_terminal = Some(format!("{error}; so rank 0 writes into a pipe instead of the terminal"));
+        terminal = None;
+        files = Files::open(options, plan, false);
+    }
+    let files = files?;
+    let logs = files.logs.clone();
     let ranks = Ranks::new(sender)?;
-    let mut launch =
-        Launch { options, ranks, phase: Phase::Running, failed: None, stop: None, terminal, events };
-    let started = launch.ranks.start(options, plan, launch.terminal.is_some());
+    let mut launch = Launch {
+        options,
+        ranks,
+        phase: Phase::Running,
+        failed: None,
+        also_failed: Vec::new(),
+        stop: None,
+        terminal,
+        events,
+    };
+    without_terminal.into_iter().for_each(|line| launch.ranks.notice(line));
+    let started = launch.ranks.start(options, plan, files);
     if started.is_err() {
         launch.kill();
     }
     launch.supervise();
     launch.sweep();
     launch.drain();
-    started?;
-    launch.verdict(plan)
+    let outcome = started.and_then(|()| launch.verdict(plan));
+    match logs {
+        Some(logs) => logs.finish(outcome),
+        None => outcome,
+    }
 }
 
 struct Launch<'a> {
@@ -78,6 +100,8 @@ struct Launch<'a> {
     phase: Phase,
     /// Index of the rank that failed first.
     failed: Option<usize>,
+    /// Those that failed before the others were asked to end.
+    also_failed: Vec<(usize, End)>,
     /// The signal that stops the launch, and when it came.
     stop: Option<(i32, Instant)>,
     /// Where local rank 0 has the terminal, or had it.
@@ -188,6 +212,7 @@ impl Launch<'_> {
                 }
             }
             (Phase::Running | Phase::Reporting(_), Some(first)) => {
+                self.also_failed.push((index, end));
                 self.ranks.notice(format!(
                     "{} {end}, after rank {}",
                     self.ranks.started[index].process, self.ranks.started[first].process.rank
@@ -287,10 +312,16 @@ impl Launch<'_> {
 
     fn verdict(&self, plan: &Plan) -> Result<()> {
         if let Some(index) = self.failed {
+            let also = self.also_failed.iter().map(|&(index, end)| {
+                let started = &self.ranks.started[index];
+                let line = started.tail.as_ref().and_then(|tail| tail.last());
+                AlsoFailed { rank: started.process.rank, end, line }
+            });
             let evidence = Evidence {
                 host: &plan.host,
                 prefix: &plan.children[index].prefix,
                 lines: self.ranks.started[index].tail.as_ref().map(|tail| tail.lines()),
+                others: also.collect(),
             };
             return Err(verdict::failure(&self.ranks.started[index].process, &evidence));
         }

@@ -15,8 +15,9 @@ use super::options::Tty;
 use super::raw::TtouIgnored;
 use crate::error::{Error, Result};
 
-/// Leave the alternate screen, show the cursor.
-const LEAVE: &[u8] = b"\x1b[?1049l\x1b[?25h";
+const SHOW_CURSOR: &[u8] = b"\x1b[?25h";
+/// Moves the cursor on a terminal that is not on its alternate screen, so it is not for good measure.
+const LEAVE_ALTERNATE_SCREEN: &[u8] = b"\x1b[?1049l";
 
 /// The terminal as it was before rank 0 got it; dropping restores it.
 pub(super) struct Terminal {
@@ -69,8 +70,13 @@ impl Terminal {
         let _ = termios::tcsetpgrp(stdin(), self.foreground);
         let changed = termios::tcgetattr(stdin()).is_ok_and(|now| differ(&now, &self.modes));
         let _ = termios::tcsetattr(stdin(), OptionalActions::Now, &self.modes);
+        // The terminal does not tell which screen it shows. Programs that use the alternate one also change the
+        // modes, and undo both or, when killed, neither.
+        if killed && changed {
+            let _ = rustix::io::write(stdout(), LEAVE_ALTERNATE_SCREEN);
+        }
         if killed || changed {
-            let _ = rustix::io::write(stdout(), LEAVE);
+            let _ = rustix::io::write(stdout(), SHOW_CURSOR);
         }
     }
 }

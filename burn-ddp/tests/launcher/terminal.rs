@@ -10,6 +10,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, tcgetattr};
 
+use burn_ddp::launch::{self, Launcher, Tty};
+
 use super::launched;
 
 /// A program on a terminal of its own.
@@ -137,6 +139,18 @@ fn the_terminal_is_restored_when_rank_0_is_killed() {
 }
 
 #[test]
+fn a_killed_rank_0_that_changed_nothing_leaves_the_screen_alone() {
+    for script in ["kill -9 $$", "stty -echo; exit 3"] {
+        let launch = format!("\"$0\" -n 1 --tty-rank0 sh -c '{script}'");
+        let Some(session) = Session::start(&then_tell(&launch)) else { return };
+        session.until("over");
+        session.modes_are_back();
+        let screen = session.screen();
+        assert!(!screen.contains("\x1b[?1049l") && screen.contains("\x1b[?25h"), "{script}\n{screen}");
+    }
+}
+
+#[test]
 fn another_ranks_failure_is_quoted_after_the_terminal_is_back() {
     let directory = tempfile::tempdir().unwrap();
     let launch = format!(
@@ -167,4 +181,46 @@ fn keys_reach_the_launch() {
     session.type_in(b"\x03");
     session.until("over");
     assert!(session.screen().contains("code=130"), "{}", session.screen());
+}
+
+/// Runs itself as the program that launches itself from a terminal, and as its ranks.
+#[test]
+fn a_self_launch_uses_the_terminal_and_leaves_no_files_behind() {
+    if launch::is_child() {
+        let rank: i32 = std::env::var("RANK").unwrap().parse().unwrap();
+        eprintln!("rank {rank} terminal={}", std::io::IsTerminal::is_terminal(&std::io::stderr()));
+        std::process::exit(rank * std::env::var("CODE").unwrap().parse::<i32>().unwrap());
+    }
+    if std::env::var_os("LAUNCH_YOURSELF").is_some() {
+        let launcher = Launcher::new(2).args(std::env::args_os().skip(1)).tty_rank0(Tty::Auto);
+        let outcome = launcher.run();
+        eprintln!("outcome={outcome:?}");
+        std::process::exit(outcome.map_or_else(|error| error.exit_code(), |()| 0));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let temporary = directory.path().to_str().unwrap();
+    let program = std::env::current_exe().unwrap();
+    let name = "terminal::a_self_launch_uses_the_terminal_and_leaves_no_files_behind";
+    for (tmp, code, words, kept) in [
+        (temporary, 0, &["rank 0 terminal=true", "code=0"][..], 0),
+        (temporary, 3, &["rank 0 terminal=true", "code=3", "output is kept in "], 1),
+        (
+            "/no/such/directory",
+            3,
+            &["[rank 0] rank 0 terminal=false", "instead of the terminal", "code=3"],
+            1,
+        ),
+    ] {
+        let launch = format!(
+            "LAUNCH_YOURSELF=1 CODE={code} TMPDIR={tmp} {} {name} --exact --nocapture",
+            program.display()
+        );
+        let Some(session) = Session::start(&then_tell(&launch)) else { return };
+        session.until("over");
+        let screen = session.screen();
+        for words in words {
+            assert!(screen.contains(words), "{words:?}\n{screen}");
+        }
+        assert_eq!(std::fs::read_dir(temporary).unwrap().count(), kept, "{screen}");
+    }
 }
