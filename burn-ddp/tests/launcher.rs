@@ -13,6 +13,7 @@ mod terminal;
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -423,6 +424,39 @@ fn a_console_that_nobody_reads_does_not_stop_supervision() {
     assert!(launched.process.try_wait().unwrap().is_none(), "what was written is not thrown away");
     std::thread::spawn(move || console.read_to_end(&mut Vec::new()));
     launched.wait(5).expect_code(3);
+}
+
+#[test]
+fn a_stopped_launch_does_not_wait_for_a_reader_that_is_stuck() {
+    let mut command = sh(&["-n", "1"], "exec yes");
+    command.stdout(Stdio::piped());
+    let mut launched = Launched::start_as_is(command);
+    let console = launched.process.stdout.take().unwrap();
+    launched.until(5, || nearly_full(&console), "the pipe does not fill");
+    let begin = Instant::now();
+    launched.signal(Signal::TERM);
+    launched.until_err(2, "SIGTERM received");
+    let ended = launched.wait(10);
+    ended.expect_code(143);
+    assert!(begin.elapsed() >= Duration::from_secs(4), "a reader has a moment: {:?}", begin.elapsed());
+    assert!(ended.err.contains("stopped by signal 15 (SIGTERM)\n"), "{ended}");
+    assert!(ended.err.contains("the last output for it is lost"), "{ended}");
+}
+
+#[test]
+fn last_words_that_nobody_reads_do_not_hold_the_launcher() {
+    let (unread, writer) = std::io::pipe().unwrap();
+    let mut command = sh(&["-n", "1"], "yes >&2");
+    command.stderr(writer);
+    let mut launched = Launched::start_unheard(command);
+    launched.until(5, || nearly_full(&unread), "the pipe does not fill");
+    launched.signal(Signal::TERM);
+    launched.wait(16).expect_code(143);
+}
+
+/// A pipe holds 64 KiB, or a little less when it was filled in odd pieces.
+fn nearly_full(pipe: impl AsFd) -> bool {
+    rustix::io::ioctl_fionread(pipe).unwrap() >= 48 << 10
 }
 
 #[test]

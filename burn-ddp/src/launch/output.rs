@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::fstat;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
@@ -31,9 +32,11 @@ pub(super) enum Stream {
 
 /// The launcher's own standard output and error, written in whole lines.
 ///
-/// One lock for both: they are often the same file, and a long write to a pipe is not atomic.
+/// A lock each, so that one that nobody reads does not hold up the other. Where both are the same file, one more
+/// lock around both: a long write to a pipe is not atomic.
 pub(super) struct Console {
-    sinks: Mutex<[Option<OwnedFd>; 2]>,
+    sinks: [Mutex<Option<OwnedFd>>; 2],
+    together: Option<Mutex<()>>,
     writing: AtomicUsize,
     written: AtomicU64,
     closed: AtomicBool,
@@ -51,7 +54,8 @@ impl Console {
 
     fn new(out: OwnedFd, err: OwnedFd) -> Self {
         Self {
-            sinks: Mutex::new([Some(out), Some(err)]),
+            together: same_file(&out, &err).then(Mutex::default),
+            sinks: [Mutex::new(Some(out)), Mutex::new(Some(err))],
             writing: AtomicUsize::new(0),
             written: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -62,28 +66,24 @@ impl Console {
     /// is dropped from then on, and the other one says so.
     pub fn write(&self, stream: Stream, lines: &[u8]) {
         self.writing.fetch_add(1, Ordering::SeqCst);
-        let mut sinks = lock(&self.sinks);
-        if !self.closed.load(Ordering::SeqCst)
-            && !self.put(&mut sinks, stream, lines)
-            && stream == Stream::Out
-        {
-            self.put(
-                &mut sinks,
-                Stream::Err,
-                b"burnrun: standard output is closed; the ranks go on unseen\n",
-            );
+        let together = self.together.as_ref().map(lock);
+        if !self.put(stream, lines) && stream == Stream::Out {
+            self.put(Stream::Err, b"burnrun: standard output is closed; the ranks go on unseen\n");
         }
-        drop(sinks);
+        drop(together);
         self.written.fetch_add(lines.len() as u64, Ordering::SeqCst);
         self.writing.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Returns whether the stream was fine so far, or broken before.
-    fn put(&self, sinks: &mut [Option<OwnedFd>; 2], stream: Stream, lines: &[u8]) -> bool {
-        let slot = &mut sinks[stream as usize];
-        let fine = slot.as_ref().is_none_or(|fd| write_whole(fd, lines).is_ok());
+    fn put(&self, stream: Stream, lines: &[u8]) -> bool {
+        let mut sink = lock(&self.sinks[stream as usize]);
+        if self.closed.load(Ordering::SeqCst) {
+            return true;
+        }
+        let fine = sink.as_ref().is_none_or(|fd| write_whole(fd, lines).is_ok());
         if !fine {
-            *slot = None;
+            *sink = None;
         }
         fine
     }
@@ -101,6 +101,14 @@ impl Console {
     /// Drops whatever is written from now on.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Whether both lead to the same place; false if that cannot be told.
+fn same_file(a: &OwnedFd, b: &OwnedFd) -> bool {
+    match (fstat(a), fstat(b)) {
+        (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+        _ => false,
     }
 }
 
@@ -307,6 +315,33 @@ mod tests {
         tail.push(Stream::Err, b"");
         tail.push(Stream::Out, b"step 2");
         assert_eq!(tail.last().as_deref(), Some("peer lost"));
+    }
+
+    #[test]
+    fn a_stuck_stream_does_not_hold_up_the_other() {
+        let out = std::io::pipe().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        let console = Arc::new(Console::new(out.1.into(), file.try_clone().unwrap().into()));
+        let stuck = console.clone();
+        let writer = std::thread::spawn(move || stuck.write(Stream::Out, &vec![b'x'; 1 << 22]));
+        // Once there is something to read, the writer is in the middle of its write and holds its lock.
+        poll(&mut [PollFd::new(&out.0, PollFlags::IN)], None).unwrap();
+        console.write(Stream::Err, b"heard\n");
+        assert!(console.is_writing());
+        let mut shown = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut shown).unwrap();
+        assert_eq!(shown, "heard\n");
+        drop(out.0);
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn one_place_for_both_streams_is_found_out() {
+        let both = tempfile::tempfile().unwrap();
+        let fd = |file: &File| OwnedFd::from(file.try_clone().unwrap());
+        assert!(Console::new(fd(&both), fd(&both)).together.is_some());
+        assert!(Console::new(fd(&both), fd(&tempfile::tempfile().unwrap())).together.is_none());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::ranks::{Files, Ranks};
 use super::signals::{self, SignalEvents};
 use super::terminal::Terminal;
 use super::verdict::{self, AlsoFailed, Evidence};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How long a rank may take to die of SIGKILL.
 const DEATH: Duration = Duration::from_secs(2);
@@ -26,6 +26,9 @@ const DEATH: Duration = Duration::from_secs(2);
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
 /// The most that ended ranks can have left in one pipe, prefixes included; more comes from somebody alive.
 const LEFT_IN_PIPE: u64 = 2 << 20;
+/// How long a console may take none of the output of a launch that failed or was stopped; somebody may wait for
+/// the launcher to end, who cannot know that it waits for a reader.
+const STUCK: Duration = Duration::from_secs(5);
 /// `timeout` and some schedulers send the same signal twice at once; only a later one means impatience.
 const IMPATIENCE: Duration = Duration::from_millis(200);
 /// Not every system tells when an orphan of a rank ends, so their groups are looked at this often.
@@ -86,8 +89,14 @@ pub(super) fn run(options: &Options, plan: &Plan) -> Result<()> {
     }
     launch.supervise();
     launch.sweep();
-    launch.drain();
-    let outcome = started.and_then(|()| launch.verdict(plan));
+    let stuck = launch.drain();
+    let mut outcome = started.and_then(|()| launch.verdict(plan));
+    if stuck {
+        outcome = outcome.map_err(|error| {
+            let lost = "nobody reads the console; the last output for it is lost";
+            Error::new(error.kind(), format!("{error}\n{lost}"))
+        });
+    }
     match logs {
         Some(logs) => logs.finish(outcome),
         None => outcome,
@@ -291,23 +300,37 @@ impl Launch<'_> {
         }
     }
 
-    /// Waits until all output is written. A process that left its rank's group may hold a pipe open for ever, and
-    /// is not waited for; a console that is slow to read is.
-    fn drain(&mut self) {
+    /// Waits until all output is written; returns whether the console was stuck and output is lost. A process that
+    /// left its rank's group may hold a pipe open for ever, and is not waited for; a console that is slow to read
+    /// is, and one that does not read at all only by a launch that went well.
+    fn drain(&mut self) -> bool {
         self.ranks.no_more_notices();
-        let most = self.ranks.console.written() + LEFT_IN_PIPE * self.ranks.writers as u64;
-        let mut until = Instant::now() + LAST_OUTPUT;
+        let mut written = self.ranks.console.written();
+        let most = written + LEFT_IN_PIPE * self.ranks.writers as u64;
+        let mut last_progress = Instant::now();
+        let mut until = last_progress + LAST_OUTPUT;
         while self.ranks.writers > 0 {
             if self.impatient(until) {
                 break;
             }
-            if Instant::now() >= until {
-                if !self.ranks.console.is_writing() || self.ranks.console.written() > most {
-                    break;
-                }
-                until = Instant::now() + LAST_OUTPUT / 10;
+            let now = Instant::now();
+            if now < until {
+                continue;
             }
+            if !self.ranks.console.is_writing() || self.ranks.console.written() > most {
+                break;
+            }
+            if self.ranks.console.written() != written {
+                written = self.ranks.console.written();
+                last_progress = now;
+            }
+            let went_well = self.failed.is_none() && self.stop.is_none();
+            if !went_well && now.duration_since(last_progress) >= STUCK {
+                return true;
+            }
+            until = now + LAST_OUTPUT / 10;
         }
+        false
     }
 
     fn verdict(&self, plan: &Plan) -> Result<()> {

@@ -67,6 +67,12 @@ impl Launched {
         Self { process, out: tempfile::tempfile().unwrap(), err }
     }
 
+    /// The same with both as `command` has them.
+    pub fn start_unheard(mut command: Command) -> Self {
+        let process = command.spawn().unwrap();
+        Self { process, out: tempfile::tempfile().unwrap(), err: tempfile::tempfile().unwrap() }
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
