@@ -1,7 +1,8 @@
 //! Data-parallel training for Burn: the program that trains on one device trains on many.
 //!
 //! Each process drives one device and trains a replica of the model on its share of every global batch; gradients
-//! are averaged over all processes before the optimizer sees them, and N processes give the numbers of one.
+//! are averaged over all processes before the optimizer sees them, and N processes give the numbers of one up to
+//! rounding.
 //!
 //! ```no_run
 //! use burn::optim::{AdamWConfig, GradientsParams, Optimizer};

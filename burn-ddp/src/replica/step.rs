@@ -27,7 +27,8 @@ impl<B: AutodiffBackend> MicroStep<B> {
         Self { loss: Some(loss.inner()), ..self }
     }
 
-    /// Weighs the micro-step by its number of items (or tokens), for micro-steps of different size. Either all
+    /// Weighs the micro-step by its number of items (or tokens), for micro-steps of different size:
+    /// `with_weight(items as f64)`. Either all
     /// micro-steps of an optimizer step have a weight, on all ranks, or none.
     pub fn with_weight(self, items: impl Into<f64>) -> Self {
         Self { weight: Some(items.into()), ..self }
