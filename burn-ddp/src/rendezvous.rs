@@ -68,6 +68,11 @@ pub fn exchange(
     }
 }
 
+/// Ends an exchange for all who still wait in it: `me` cannot take part, because of `error`.
+pub fn refuse(store: &dyn Store, me: Rank, error: &Error) -> Result<()> {
+    store.set(COMPLETE, &encode(&Outcome::Refused(format!("{me} failed: {error}")))?)
+}
+
 /// Publishes `me`, and all records if it is the last. Returns what is wrong with the group, if anything is.
 fn arrive(store: &dyn Store, me: &PeerInfo, world_size: usize, deadline: Deadline) -> Result<Option<String>> {
     if store.add(&format!("claimed/{}", me.rank.0), 1)? > 1 {
@@ -242,6 +247,18 @@ mod tests {
             assert_eq!(result.unwrap(), (0..4).map(peer).collect::<Vec<_>>());
         }
         assert_eq!(run(&[(0, 1)], Duration::ZERO)[0].as_ref().unwrap(), &[peer(0)]);
+    }
+
+    #[test]
+    fn who_cannot_take_part_ends_the_wait_of_the_others() {
+        let store = MemoryStore::default();
+        let waiting = store.clone();
+        let limit = Deadline::after(Duration::from_secs(20));
+        let thread = std::thread::spawn(move || exchange(&waiting, &peer(0), 2, limit));
+        refuse(&store, Rank(1), &Error::config("no file descriptors")).unwrap();
+        let error = thread.join().unwrap().unwrap_err().to_string();
+        assert_eq!(error, "rank 1 failed: no file descriptors");
+        assert!(limit.remaining() > Duration::from_secs(10));
     }
 
     #[test]

@@ -133,15 +133,27 @@ impl<B: Backend> ProcessGroup<B> {
             return Ok(Self::build(name, info, options, device, None));
         }
         let (rank, world_size) = (info.rank, info.world_size);
-        let listener = Listener::bind(address)?;
-        let host = hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
-        let me = PeerInfo::new(rank, host, std::process::id(), listener.address()?);
         let stage = |stage: &str| PrefixStore::new(store.clone(), format!("group/{name}/{stage}"));
-        let peers = rendezvous::exchange(&stage("address"), &me, world_size, deadline)?;
-        let scope = format!("{}.{}/{name}", info.run_id, info.restart_count);
-        let mesh = listener.connect(rank, &scope, &peers, deadline)?;
-        // Heartbeats begin together: a rank that still waits for a connection is not silent, it is missing.
-        rendezvous::exchange(&stage("connected"), &me, world_size, deadline)?;
+        let (addresses, connections) = (stage("address"), stage("connected"));
+        let meet = || {
+            let listener = Listener::bind(address)?;
+            let host = hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
+            let me = PeerInfo::new(rank, host, std::process::id(), listener.address()?);
+            let peers = rendezvous::exchange(&addresses, &me, world_size, deadline)?;
+            let scope = format!("{}.{}/{name}", info.run_id, info.restart_count);
+            let mesh = listener.connect(rank, &scope, &peers, deadline)?;
+            // Heartbeats begin together: a rank that still waits for a connection is not silent, it is missing.
+            rendezvous::exchange(&connections, &me, world_size, deadline)?;
+            Ok((peers, mesh))
+        };
+        let (peers, mesh) = meet().inspect_err(|error: &Error| {
+            // What this rank found by itself, and others may be waiting for it. A store that is gone says so itself.
+            if matches!(error.kind(), ErrorKind::Io | ErrorKind::PeerLost(_)) {
+                for stage in [&addresses, &connections] {
+                    let _ = rendezvous::refuse(stage, rank, error);
+                }
+            }
+        })?;
         let liveness = Liveness::new(world_size);
         let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
         let control = Control::start(rank, mesh.control, liveness.clone(), options.peer_timeout)?;
