@@ -218,7 +218,7 @@ fn wrong_environments_are_one_line_and_exit_code_two() {
 fn an_unreachable_rank_zero_is_an_error_at_the_deadline() {
     let launch = Launch::new("nothing", 1).env("RANK", 1).env("WORLD_SIZE", 2);
     let outcomes = launch.env("LOCAL_WORLD_SIZE", 2).env("BURN_DDP_RENDEZVOUS_TIMEOUT", "1").run();
-    outcomes[0].failed_saying(&["127.0.0.1:", "within"]);
+    outcomes[0].failed_saying(&["127.0.0.1:", "within 1 s"]);
 }
 
 #[test]

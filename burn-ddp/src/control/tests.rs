@@ -59,7 +59,7 @@ fn a_peer_that_dies_is_named_to_whoever_waits() {
         assert_eq!(error.kind(), ErrorKind::PeerLost(Rank(1)), "{error}");
         assert!(error.to_string().contains("its process ended"), "{error}");
     });
-    assert!(started.elapsed() < Duration::from_secs(3));
+    assert!(started.elapsed() < Duration::from_secs(1));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn an_abort_reaches_a_blocked_receiver_with_its_cause() {
             let now = Instant::now();
             member.control.abort(&Error::config("lr is NaN"));
             member.control.abort(&Error::config("a later one"));
-            assert!(now.elapsed() < Duration::from_secs(2));
+            assert!(now.elapsed() < Duration::from_millis(400));
             assert_eq!(member.liveness.cause().unwrap().to_string(), "lr is NaN");
             None
         } else {
@@ -117,7 +117,7 @@ fn an_abort_reaches_a_blocked_receiver_with_its_cause() {
     for (error, waited) in ends.into_iter().filter_map(|(end, _)| end) {
         assert_eq!(error.kind(), ErrorKind::PeerFailed(Rank(1)));
         assert_eq!(error.to_string(), "rank 1 failed: lr is NaN");
-        assert!(waited < Duration::from_secs(2), "{waited:?}");
+        assert!(waited < Duration::from_millis(100), "{waited:?}");
     }
 }
 
@@ -156,7 +156,7 @@ fn ranks_may_leave_in_any_order() {
                 if order[me] == step {
                     let now = Instant::now();
                     member.control.finish();
-                    assert!(now.elapsed() < Duration::from_secs(3), "{order:?}: {:?}", now.elapsed());
+                    assert!(now.elapsed() < Duration::from_secs(1), "{order:?}: {:?}", now.elapsed());
                     member.control.finish();
                 }
             }
@@ -254,5 +254,5 @@ fn a_world_of_one_has_nobody_to_part_from() {
     let mut control = Control::start(Rank(0), vec![None], Liveness::new(1), LONG).unwrap();
     let now = Instant::now();
     control.finish();
-    assert!(now.elapsed() < Duration::from_secs(3));
+    assert!(now.elapsed() < Duration::from_secs(1));
 }

@@ -144,7 +144,7 @@ fn a_mismatch_names_both_operations_and_leaves_the_buffer_alone() {
             assert!(error.to_string().contains(name), "{error} lacks {name}");
         }
     }
-    assert!(started.elapsed() < Duration::from_secs(3));
+    assert!(started.elapsed() < Duration::from_secs(1));
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn strangers_do_not_delay_the_members() {
     }
     let started = Instant::now();
     let meshes = connect(listeners, &peers);
-    assert!(started.elapsed() < Duration::from_secs(3));
+    assert!(started.elapsed() < Duration::from_secs(1));
     assert_eq!(meshes[1].data.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
 }
 
