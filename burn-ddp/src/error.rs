@@ -30,6 +30,9 @@ pub enum ErrorKind {
     Diverged,
     /// This process aborted the group by request.
     Aborted,
+    /// Code that the user's program brought along (a data set, a batcher, a training step, a metric) panicked or
+    /// broke its contract.
+    Program,
     /// A socket, file or process call failed.
     Io,
     /// A launched program failed; the payload is the exit code to leave with.

@@ -55,11 +55,17 @@ pub mod collective;
 #[cfg(feature = "burn")]
 pub mod communicator;
 pub mod control;
+#[cfg(feature = "train")]
+pub mod data;
 pub mod deadline;
 pub mod dtype;
 pub mod error;
 #[cfg(feature = "launcher")]
 pub mod launch;
+#[cfg(feature = "train")]
+pub mod learner;
+#[cfg(feature = "train")]
+pub mod nn;
 #[cfg(feature = "burn")]
 mod norm;
 pub mod options;

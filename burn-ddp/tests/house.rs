@@ -14,6 +14,8 @@ const FLOORS: &[&[&str]] = &[
     &["reducer"],
     &["replica"],
     &["backend"],
+    &["nn", "data"],
+    &["learner"],
 ];
 
 /// Modules beside the house, and all that they may use.

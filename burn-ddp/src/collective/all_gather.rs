@@ -1,9 +1,10 @@
-//! `all_gather`: everybody gets everybody's data, of equal or of any lengths.
+//! `all_gather`: everybody gets everybody's data, of equal or of any lengths; `gather`: only the root does.
 
 use super::exchange::Exchange;
 use super::{Collectives, elements, expect_length};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::rank::Rank;
 use crate::transport::OpKind;
 
 impl Collectives {
@@ -39,6 +40,39 @@ impl Collectives {
                 exchange.swap(1, (to, from), input, &mut gathered[from.0])?;
             }
             Ok(gathered)
+        })
+    }
+
+    /// On `root` all ranks' `input` in rank order, on the others nothing; lengths may differ from rank to rank.
+    ///
+    /// # Errors
+    /// `Config` for a root outside the group; else what ended the operation (see [`Collectives`]).
+    pub fn gather_bytes(&mut self, root: Rank, input: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.check()?;
+        let world_size = self.world_size();
+        if root.0 >= world_size {
+            return Err(Error::config(format!(
+                "the root of gather is {root}, but the group has {world_size}"
+            )));
+        }
+        let header = self.header(OpKind::Gather, DType::U8, 0).with_root(root);
+        self.operation(header, |exchange, _| {
+            let mut lengths = vec![0u64; world_size];
+            let own = input.len() as u64;
+            gather(exchange, bytemuck::bytes_of(&own), bytemuck::cast_slice_mut(&mut lengths))?;
+            let is_root = exchange.rank() == root;
+            if !is_root {
+                lengths.fill(0);
+            }
+            let mut gathered = lengths.into_iter().enumerate().map(room).collect::<Result<Vec<Vec<u8>>>>()?;
+            if is_root {
+                gathered[root.0].copy_from_slice(input);
+            }
+            for (to, from) in exchange.rounds() {
+                let body = if to == root { input } else { &[] };
+                exchange.swap(1, (to, from), body, &mut gathered[from.0])?;
+            }
+            Ok(if is_root { gathered } else { Vec::new() })
         })
     }
 }

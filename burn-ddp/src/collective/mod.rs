@@ -12,6 +12,7 @@
 //! | `all_reduce` up to 4 KiB | N-1 | n (N-1) |
 //! | `reduce_scatter` | N-1 | n (N-1)/N |
 //! | `all_gather`, n per rank | N-1 | n (N-1) |
+//! | `gather`, n per rank | N-1 | root: 0, others: n |
 //! | `broadcast` | 2 (N-1) | root: 2 n (N-1)/N, others: n (N-2)/N |
 //! | `broadcast` up to 4 KiB or between two | N-1 | root: n (N-1), others: 0 |
 //! | `barrier` | N-1 | 0 |

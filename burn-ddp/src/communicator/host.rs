@@ -130,6 +130,12 @@ impl Engine for HostEngine {
                 segments =
                     gathered.into_iter().map(|bytes| (DType::U8, Bytes::from_bytes_vec(bytes))).collect();
             }
+            Operation::GatherBytes(root) => {
+                let (_, input) = only(segments)?;
+                let gathered = self.collectives.gather_bytes(root, &input)?;
+                segments =
+                    gathered.into_iter().map(|bytes| (DType::U8, Bytes::from_bytes_vec(bytes))).collect();
+            }
             Operation::Barrier => self.collectives.barrier()?,
         }
         Ok(segments

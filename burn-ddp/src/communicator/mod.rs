@@ -133,6 +133,8 @@ pub enum Operation {
     AllGather,
     /// The bytes of all ranks everywhere, as one segment a rank; lengths may differ.
     AllGatherBytes,
+    /// All ranks' bytes, of any lengths, on this rank only; one segment in, one per rank out.
+    GatherBytes(Rank),
     /// The segments of one rank everywhere.
     Broadcast(Rank),
     /// Nothing but waiting for all.
@@ -148,6 +150,7 @@ impl Operation {
             Self::AllGather | Self::AllGatherBytes => OpKind::AllGather,
             Self::Broadcast(_) => OpKind::Broadcast,
             Self::Barrier => OpKind::Barrier,
+            Self::GatherBytes(_) => OpKind::Gather,
         }
     }
 }

@@ -67,11 +67,30 @@ impl<B: Backend> ProcessGroup<B> {
 
     /// The bytes of all ranks, in rank order, on every rank; lengths may differ.
     pub fn all_gather_bytes(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.bytes(Operation::AllGatherBytes, bytes).wait()
+    }
+
+    /// The bytes of all ranks, in rank order, on rank `root`, and nothing on the others; lengths may differ.
+    pub fn gather_bytes(&self, bytes: Vec<u8>, root: Rank) -> Work<Vec<Vec<u8>>> {
+        self.bytes(Operation::GatherBytes(root), bytes)
+    }
+
+    /// The bytes of rank `root` on every rank; other ranks' are not looked at.
+    pub fn broadcast_bytes(&self, bytes: &[u8], root: Rank) -> Result<Vec<u8>> {
+        let mine = if self.rank() == root { bytes.to_vec() } else { Vec::new() };
+        let mut all = self.all_gather_bytes(mine)?;
+        if root.0 >= all.len() {
+            let message = format!("broadcast from {root}: the group has {} ranks", all.len());
+            return Err(Error::config(message));
+        }
+        Ok(all.swap_remove(root.0))
+    }
+
+    fn bytes(&self, operation: Operation, bytes: Vec<u8>) -> Work<Vec<Vec<u8>>> {
         let segment = Segment { dtype: DType::U8, memory: Memory::Host(Bytes::from_bytes_vec(bytes)) };
-        self.submit(Operation::AllGatherBytes, Ok(vec![segment]), |staged| {
+        self.submit(operation, Ok(vec![segment]), |staged| {
             staged.into_iter().map(|segment| Ok(host_bytes(segment)?.to_vec())).collect()
         })
-        .wait()
     }
 
     /// Returns when all ranks have called it.

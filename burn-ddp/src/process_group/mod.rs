@@ -26,6 +26,7 @@ use crate::store::{PrefixStore, Store, TcpStore};
 use crate::transport::tcp::{Listener, TcpTransport};
 use crate::transport::{Liveness, PeerInfo};
 
+mod attached;
 mod collectives;
 mod kind;
 mod split;
@@ -60,6 +61,7 @@ struct Inner<B: Backend> {
     options: GroupOptions,
     counters: Arc<Counters>,
     splits: AtomicUsize,
+    attached: attached::Attached,
     /// `None` in a world of one.
     connected: Option<Connected<B>>,
 }
@@ -186,6 +188,7 @@ impl<B: Backend> ProcessGroup<B> {
             options,
             counters: Arc::default(),
             splits: AtomicUsize::new(0),
+            attached: attached::Attached::default(),
             connected,
         }))
     }
@@ -208,6 +211,11 @@ impl<B: Backend> ProcessGroup<B> {
     /// The device that this rank was made for.
     pub fn device(&self) -> &B::Device {
         &self.0.device
+    }
+
+    /// What a floor above keeps for as long as the group lives: one value of each type, made when first asked for.
+    pub(crate) fn attached<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
+        self.0.attached.get()
     }
 
     /// Limits of this group.

@@ -26,7 +26,7 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
     compare(&specs, group).map_err(|error| group.agreed(error))?;
 
     let ids: Vec<u64> = params.iter().map(|param| param.id.val()).collect();
-    let ids: Vec<u64> = decode(&from_root(&encode(&ids)?, group)?)?;
+    let ids: Vec<u64> = decode(&group.broadcast_bytes(&encode(&ids)?, Rank(0))?)?;
     let plan = BucketPlan::new(&specs, 0..specs.len(), BUCKET_BYTES, BUCKET_BYTES);
     for bucket in &plan.buckets {
         let tensors = bucket.params.iter().filter_map(|index| params[*index].tensor.take()).collect();
@@ -159,13 +159,6 @@ fn combine(hashes: &[u64]) -> u64 {
     let mut all = Xxh3::new();
     hashes.iter().for_each(|hash| all.update(&hash.to_le_bytes()));
     all.digest()
-}
-
-/// The bytes of rank 0 on every rank.
-pub(super) fn from_root<B: Backend>(bytes: &[u8], group: &ProcessGroup<B>) -> Result<Vec<u8>> {
-    let mine = if group.rank().is_root() { bytes.to_vec() } else { Vec::new() };
-    let mut all = group.all_gather_bytes(mine)?;
-    Ok(all.swap_remove(0))
 }
 
 fn encode<T: serde::Serialize>(value: &T) -> Result<Vec<u8>> {

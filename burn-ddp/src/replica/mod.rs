@@ -183,7 +183,7 @@ impl<B: AutodiffBackend> Replica<B> {
         } else {
             Vec::new()
         };
-        let bytes = agreement::from_root(&mine, &self.group)?;
+        let bytes = self.group.broadcast_bytes(&mine, Rank(0))?;
         let device = self.group.device();
         let record = Recorder::<B>::load(&recorder, bytes, device)
             .map_err(|error| failed("load", error.to_string()))

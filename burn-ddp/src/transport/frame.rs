@@ -22,12 +22,20 @@ pub enum OpKind {
     Broadcast = 4,
     /// Nobody passes before everybody has arrived.
     Barrier = 5,
+    /// The root ends with the data of all ranks.
+    Gather = 6,
 }
 
 impl OpKind {
     /// All kinds, in the order of their wire numbers.
-    pub const ALL: [OpKind; 5] =
-        [OpKind::AllReduce, OpKind::ReduceScatter, OpKind::AllGather, OpKind::Broadcast, OpKind::Barrier];
+    pub const ALL: [OpKind; 6] = [
+        OpKind::AllReduce,
+        OpKind::ReduceScatter,
+        OpKind::AllGather,
+        OpKind::Broadcast,
+        OpKind::Barrier,
+        OpKind::Gather,
+    ];
 
     /// The name users know.
     pub fn name(self) -> &'static str {
@@ -37,6 +45,7 @@ impl OpKind {
             OpKind::AllGather => "all_gather",
             OpKind::Broadcast => "broadcast",
             OpKind::Barrier => "barrier",
+            OpKind::Gather => "gather",
         }
     }
 }

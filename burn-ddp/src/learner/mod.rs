@@ -1,0 +1,1 @@
+//! Burn's `SupervisedTraining` on many processes.

@@ -1,0 +1,1 @@
+//! Layers whose forward pass communicates.
