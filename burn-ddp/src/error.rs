@@ -5,6 +5,7 @@
 //! to the other ranks. Callers branch on [`ErrorKind`]; people read the message, which names the value at
 //! fault and what to do.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -75,6 +76,13 @@ impl Error {
     /// A failed system call ([`ErrorKind::Io`]); `message` says what was being done.
     pub fn io(message: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Self::with_source(ErrorKind::Io, message, source.into())
+    }
+
+    /// A panic of the user's code ([`ErrorKind::Program`]), with its message; `what` says whose code it was.
+    pub fn panicked(what: impl fmt::Display, payload: &(dyn Any + Send)) -> Self {
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        Self::new(ErrorKind::Program, format!("{what} panicked: {}", text.unwrap_or("no message")))
     }
 
     /// What went wrong.
