@@ -37,6 +37,7 @@ use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{InferenceStep, Learner, LearningResult, SupervisedTraining};
 use burn_ddp::launch::{self, Launcher};
 use burn_ddp::learner::PlainRenderer;
+use burn_ddp::nn::SyncGroup;
 use burn_ddp::{Ddp, Error, ProcessGroup, RankInfo, Result};
 use burn_flex::Flex;
 use clap::Parser;
@@ -67,7 +68,7 @@ fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Image
 
     let device = Default::default();
     Training::seed(&device, args.seed);
-    let model = Classifier::<Training>::new(args.norm, args.dropout, &device);
+    let model = Classifier::<Training>::new(args.norm, args.dropout, &SyncGroup::new(group), &device)?;
     if root {
         say(format_args!(
             "{} parameters, {} training and {} test items | {} items a micro-step on {} process(es) x {} micro-step(s) | {}",

@@ -4,11 +4,13 @@ use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use burn_ddp::Result;
+use burn_ddp::nn::{SyncBatchNorm, SyncBatchNormConfig, SyncGroup};
 use clap::ValueEnum;
 
 use crate::data::{Batch, CLASSES, SIDE};
@@ -40,24 +42,33 @@ pub(crate) struct Classifier<B: Backend> {
 #[derive(Module, Debug)]
 struct Block<B: Backend> {
     conv: Conv2d<B>,
-    norm: Option<BatchNorm<B>>,
+    norm: Option<SyncBatchNorm<B>>,
     pool: MaxPool2d,
 }
 
 impl<B: Backend> Classifier<B> {
-    pub(crate) fn new(norm: Norm, dropout: f64, device: &B::Device) -> Self {
-        let block = |input: usize, output: usize| Block {
-            conv: Conv2dConfig::new([input, output], [3, 3]).init(device),
-            norm: (norm != Norm::None).then(|| BatchNormConfig::new(output).init(device)),
-            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+    /// A model whose normalization, if it is synchronized, takes the statistics of all of `group`. Which norm it is
+    /// makes no difference to the other weights.
+    pub(crate) fn new(norm: Norm, dropout: f64, group: &SyncGroup, device: &B::Device) -> Result<Self> {
+        let block = |input: usize, output: usize| -> Result<Block<B>> {
+            let batch_norm = SyncBatchNormConfig::new(output);
+            Ok(Block {
+                conv: Conv2dConfig::new([input, output], [3, 3]).init(device),
+                norm: match norm {
+                    Norm::None => None,
+                    Norm::Batch => Some(batch_norm.init(device, None)?),
+                    Norm::Sync => Some(batch_norm.init(device, Some(group))?),
+                },
+                pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            })
         };
         let side = ((SIDE - 2) / 2 - 2) / 2;
-        Self {
-            blocks: vec![block(1, CHANNELS[0]), block(CHANNELS[0], CHANNELS[1])],
+        Ok(Self {
+            blocks: vec![block(1, CHANNELS[0])?, block(CHANNELS[0], CHANNELS[1])?],
             dropout: DropoutConfig::new(dropout).init(),
             hidden: LinearConfig::new(CHANNELS[1] * side * side, HIDDEN).init(device),
             output: LinearConfig::new(HIDDEN, CLASSES).init(device),
-        }
+        })
     }
 
     fn logits(&self, images: Tensor<B, 3>) -> Tensor<B, 2> {
