@@ -80,9 +80,7 @@ impl Error {
 
     /// A panic of the user's code ([`ErrorKind::Program`]), with its message; `what` says whose code it was.
     pub fn panicked(what: impl fmt::Display, payload: &(dyn Any + Send)) -> Self {
-        let text = payload.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        Self::new(ErrorKind::Program, format!("{what} panicked: {}", text.unwrap_or("no message")))
+        Self::new(ErrorKind::Program, format!("{what} panicked: {}", panic_text(payload)))
     }
 
     /// What went wrong.
@@ -107,6 +105,12 @@ impl Error {
             _ => 1,
         }
     }
+}
+
+/// The message of a panic.
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 impl fmt::Display for Error {

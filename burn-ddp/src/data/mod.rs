@@ -1,0 +1,87 @@
+//! Which rank trains on which items, so that N processes see the global batches of one.
+//!
+//! Two ways lead here. [`DataLoaderBuilder`] takes the data set itself and is exact: the global batches are those
+//! of one process, for any number of ranks and of loading threads. [`slice`], [`stride`] and [`local`] take a
+//! loader that exists. Either way the result is an `Arc<dyn DataLoader>` for the `SupervisedTraining` that Burn's
+//! users have, so whether a loader is sharded does not show in its type; the group remembers those that are, and a
+//! loader that is not is refused rather than guessed about: with one that is whole, each rank would train on
+//! everything, and no number would look wrong.
+//!
+//! [`Lockstep`] keeps ranks together that walk data of different or unknown length. Loaders only hold data, they
+//! never communicate; every agreement between ranks on data is made there.
+
+use std::sync::Arc;
+
+use burn::data::dataloader::DataLoader;
+use burn::tensor::backend::Backend;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::process_group::ProcessGroup;
+use crate::rank::Rank;
+
+mod builder;
+mod loader;
+mod lockstep;
+mod order;
+mod shards;
+mod workers;
+mod wrap;
+
+pub use builder::DataLoaderBuilder;
+pub use lockstep::{Lockstep, Turn, Uneven};
+pub use wrap::{local, slice, stride};
+
+pub(crate) use shards::{ShardState, Shards};
+
+/// What is known of a loader that `group` is to use for `what` ("training"); `None` for a foreign one in a world
+/// of one.
+///
+/// # Errors
+/// A foreign loader in a larger world.
+pub(crate) fn sharded<B: Backend, O, G: Backend>(
+    loader: &Arc<dyn DataLoader<B, O>>,
+    group: &ProcessGroup<G>,
+    what: &str,
+) -> Result<Option<Arc<ShardState>>> {
+    match group.attached::<Shards>().find(loader) {
+        None if group.world_size() > 1 => Err(refusal(what, group.world_size())),
+        known => Ok(known),
+    }
+}
+
+fn refusal(what: &str, world_size: usize) -> Error {
+    Error::config(format!(
+        "the {what} data loader is not sharded: each of {world_size} ranks would use all of its items. Build it with \
+         burn_ddp::data::DataLoaderBuilder, or wrap it with the same group: data::slice (does not shuffle; exact), \
+         data::stride (shuffles with the same seed on all ranks, at most one worker) or data::local (holds this \
+         rank's own items already)"
+    ))
+}
+
+/// Compares what the ranks know of their loaders for `what`. All ranks must call it.
+///
+/// # Errors
+/// [`ErrorKind::Mismatch`] naming both values and ranks, on all ranks.
+pub(crate) fn compare<G: Backend>(state: &ShardState, group: &ProcessGroup<G>, what: &str) -> Result<()> {
+    if group.world_size() == 1 {
+        return Ok(());
+    }
+    let all = group.all_gather_bytes(state.fingerprint().into_bytes())?;
+    let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
+    match (1..all.len()).find(|rank| all[*rank] != all[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            let error = group.agreed(Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "the {what} data differ: rank 0 has {}; {} has {}; build them alike",
+                    text(0),
+                    Rank(rank),
+                    text(rank)
+                ),
+            ));
+            group.fail(&error);
+            Err(error)
+        }
+    }
+}

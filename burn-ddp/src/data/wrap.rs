@@ -1,0 +1,242 @@
+//! Sharding a loader that somebody else built.
+//!
+//! Such a loader shows its items and no more: it cannot be told in which order to go. What can be had is exact for
+//! one that does not shuffle ([`slice`]), and good enough for one that shuffles the same way on all ranks
+//! ([`stride`]). For anything else there is [`DataLoaderBuilder`](super::DataLoaderBuilder).
+
+use std::sync::Arc;
+
+use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::tensor::backend::Backend;
+
+use super::shards::{Marker, ShardState, Shards};
+use crate::collective::chunk;
+use crate::process_group::ProcessGroup;
+
+/// Gives each rank a contiguous part of a loader that does **not** shuffle: rank `r` of `W` sees the items
+/// `r*n/W..(r+1)*n/W` of `n`, by [`DataLoader::slice`]. Parts are disjoint, complete, and differ in length by at
+/// most one. The batch size stays the loader's own, for each rank.
+///
+/// A loader that shuffles does so within each part, and never mixes the parts.
+///
+/// The loader makes its batches on the device it was built for (`set_device(group.device().clone())`) until
+/// `to_device` moves it. One that is already sharded for this group is returned as it is.
+pub fn slice<B, O, G>(loader: Arc<dyn DataLoader<B, O>>, group: &ProcessGroup<G>) -> Arc<dyn DataLoader<B, O>>
+where
+    B: Backend,
+    O: 'static,
+    G: Backend<Device = B::Device>,
+{
+    wrap(loader, group.attached(), (group.rank().0, group.world_size()), How::Slice)
+}
+
+/// Deals the batches of a shuffling loader in turn: rank `r` of `W` uses the batches `r`, `r + W`, ... of those it
+/// would see alone, so a global batch is `W` of the loader's.
+///
+/// Right only if the loader gives the same batches in the same order on all ranks: built with the same seed, and
+/// with **at most one worker**, because the order of Burn's batches is a race with more. Each rank makes all
+/// batches and drops those of the others, so this costs as much data work as a single process does.
+///
+/// About devices and loaders that are already sharded see [`slice`].
+pub fn stride<B, O, G>(
+    loader: Arc<dyn DataLoader<B, O>>,
+    group: &ProcessGroup<G>,
+) -> Arc<dyn DataLoader<B, O>>
+where
+    B: Backend,
+    O: 'static,
+    G: Backend<Device = B::Device>,
+{
+    let (rank, world) = (group.rank().0, group.world_size());
+    wrap(loader, group.attached(), (rank, world), How::Stride { rank, world })
+}
+
+/// States that a loader already holds this rank's own items and no other's: nothing is split again. Also for
+/// streams, whose length need not be known: one that does not count its items counts 1 for each batch.
+///
+/// About devices and loaders that are already sharded see [`slice`].
+pub fn local<B, O, G>(loader: Arc<dyn DataLoader<B, O>>, group: &ProcessGroup<G>) -> Arc<dyn DataLoader<B, O>>
+where
+    B: Backend,
+    O: 'static,
+    G: Backend<Device = B::Device>,
+{
+    wrap(loader, group.attached(), (group.rank().0, group.world_size()), How::Local)
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Slice,
+    Stride { rank: usize, world: usize },
+    Local,
+}
+
+fn wrap<B: Backend, O: 'static>(
+    loader: Arc<dyn DataLoader<B, O>>,
+    shards: Arc<Shards>,
+    (rank, world): (usize, usize),
+    how: How,
+) -> Arc<dyn DataLoader<B, O>> {
+    if shards.find(&loader).is_some() {
+        return loader;
+    }
+    let items = loader.num_items();
+    let (inner, print, can_place) = match how {
+        How::Slice => {
+            // In 128 bits the product cannot overflow.
+            let at = |rank: usize| (rank as u128 * items as u128 / world as u128) as usize;
+            (loader.slice(at(rank), at(rank + 1)), format!("a slice of {items} items"), false)
+        }
+        How::Stride { .. } => (loader, format!("a stride over {items} items"), true),
+        How::Local => (loader, "each rank's own items".into(), false),
+    };
+    Wrapped::enter(inner, how, Arc::new(ShardState::new(print, can_place, 0)), &shards)
+}
+
+struct Wrapped<B: Backend, O> {
+    inner: Arc<dyn DataLoader<B, O>>,
+    how: How,
+    marker: Arc<Marker>,
+    shards: Arc<Shards>,
+}
+
+impl<B: Backend, O: 'static> Wrapped<B, O> {
+    fn enter(
+        inner: Arc<dyn DataLoader<B, O>>,
+        how: How,
+        state: Arc<ShardState>,
+        shards: &Arc<Shards>,
+    ) -> Arc<dyn DataLoader<B, O>> {
+        let marker = Arc::new(Marker(state));
+        let loader = Arc::new(Self { inner, how, marker: marker.clone(), shards: shards.clone() });
+        shards.enter(&loader, &marker);
+        loader
+    }
+}
+
+impl<B: Backend, O: 'static> DataLoader<B, O> for Wrapped<B, O> {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
+        let inner = Counting { inner: self.inner.iter(), batches: 0 };
+        match self.how {
+            How::Slice | How::Local => Box::new(inner),
+            How::Stride { rank, world } => {
+                let places = self.marker.0.places();
+                Box::new(Stride { inner, rank, world, places, behind: 0, ended: false, processed: 0 })
+            }
+        }
+    }
+
+    /// Of a stride an estimate: how many items there are in this rank's batches is not known before they are made.
+    fn num_items(&self) -> usize {
+        match self.how {
+            How::Slice | How::Local => self.inner.num_items(),
+            How::Stride { rank, world } => chunk(self.inner.num_items(), world, rank).len(),
+        }
+    }
+
+    fn to_device(&self, device: &B::Device) -> Arc<dyn DataLoader<B, O>> {
+        Self::enter(self.inner.to_device(device), self.how, self.marker.0.clone(), &self.shards)
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, O>> {
+        let inner = match self.how {
+            How::Slice | How::Local => self.inner.slice(start, end),
+            How::Stride { world, .. } => {
+                let all = self.inner.num_items();
+                let last = if end >= self.num_items() { all } else { end.saturating_mul(world).min(all) };
+                self.inner.slice(start.saturating_mul(world).min(last), last)
+            }
+        };
+        let print = format!("items {start}..{end} of {}", self.marker.0.fingerprint());
+        let state = ShardState::new(print, self.marker.0.can_place(), 0);
+        Self::enter(inner, self.how, Arc::new(state), &self.shards)
+    }
+}
+
+/// An iterator that counts a batch as an item if nothing else does.
+struct Counting<'a, O> {
+    inner: Box<dyn DataLoaderIterator<O> + 'a>,
+    batches: usize,
+}
+
+impl<O> Iterator for Counting<'_, O> {
+    type Item = O;
+
+    fn next(&mut self) -> Option<O> {
+        let batch = self.inner.next()?;
+        self.batches += 1;
+        Some(batch)
+    }
+}
+
+impl<O> DataLoaderIterator<O> for Counting<'_, O> {
+    fn progress(&self) -> Progress {
+        let progress = self.inner.progress();
+        match progress.items_processed {
+            0 => Progress::new(self.batches, progress.items_total),
+            _ => progress,
+        }
+    }
+}
+
+/// Every `world`-th batch of an iterator, from the `rank`-th on.
+struct Stride<'a, O> {
+    inner: Counting<'a, O>,
+    rank: usize,
+    world: usize,
+    places: bool,
+    /// Batches of the round that this rank has left unread.
+    behind: usize,
+    ended: bool,
+    processed: usize,
+}
+
+impl<O> Stride<'_, O> {
+    fn read(&mut self) -> Option<O> {
+        let batch = if self.ended { None } else { self.inner.next() };
+        self.ended |= batch.is_none();
+        batch
+    }
+}
+
+impl<O> Iterator for Stride<'_, O> {
+    type Item = O;
+
+    fn next(&mut self) -> Option<O> {
+        for _ in 0..std::mem::take(&mut self.behind) {
+            self.read()?;
+        }
+        let mut first = None;
+        for position in 0..self.rank {
+            let batch = self.read();
+            if position == 0 && self.places {
+                first = batch;
+            }
+        }
+        let before = self.inner.progress().items_processed;
+        match self.read() {
+            Some(batch) => {
+                let items = self.inner.progress().items_processed.saturating_sub(before);
+                self.processed += items;
+                self.behind = self.world - 1 - self.rank;
+                Some(batch)
+            }
+            // A placeholder is whatever the round begins with: it is not counted.
+            None => first,
+        }
+    }
+}
+
+impl<O> DataLoaderIterator<O> for Stride<'_, O> {
+    fn progress(&self) -> Progress {
+        let inner = self.inner.progress();
+        if !self.ended {
+            let total = chunk(inner.items_total, self.world, self.rank).len();
+            return Progress::new(self.processed, total.max(self.processed));
+        }
+        match inner.items_total.saturating_sub(inner.items_processed) {
+            0 => Progress::new(self.processed, self.processed),
+            missing => Progress::new(self.processed, self.processed + missing),
+        }
+    }
+}
