@@ -94,4 +94,4 @@ pub use process_group::{ProcessGroup, Work};
 #[cfg(feature = "burn")]
 pub use reducer::GradientReduction;
 #[cfg(feature = "burn")]
-pub use replica::{MicroStep, Reduced, Replica, ReplicaOptions};
+pub use replica::{BufferSync, MicroStep, Reduced, Replica, ReplicaOptions};

@@ -5,6 +5,8 @@
 //! only [`describe`]s its model (nothing is drawn that a plain program would not draw), while ranks that are
 //! about to be made equal [`collect`] theirs, which materializes everything.
 
+use std::collections::BTreeMap;
+
 use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, Element, Float, Int, Tensor};
@@ -76,6 +78,58 @@ pub(crate) fn replace<B: AutodiffBackend, M: AutodiffModule<B>>(
     match mapper.failed {
         Some(error) => Err(error),
         None => Ok(model),
+    }
+}
+
+/// Sets running states of `model`, by position among all parameters in visit order. A running state shares its
+/// value with its clones, so this needs no model of one's own; updates that are pending, which [`collect`]
+/// writes, would overwrite what is set here.
+pub(crate) fn set_running_states<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    values: BTreeMap<usize, AnyTensor<B::InnerBackend>>,
+) -> Result<()> {
+    let mut mapper = SetStates::<B> { position: 0, values, failed: None };
+    let _ = model.clone().map(&mut mapper);
+    mapper.failed.map_or(Ok(()), Err)
+}
+
+struct SetStates<B: AutodiffBackend> {
+    position: usize,
+    values: BTreeMap<usize, AnyTensor<B::InnerBackend>>,
+    failed: Option<Error>,
+}
+
+impl<B: AutodiffBackend> SetStates<B> {
+    fn next(&mut self) -> Option<AnyTensor<B::InnerBackend>> {
+        let value = self.values.remove(&self.position);
+        self.position += 1;
+        value
+    }
+}
+
+impl<B: AutodiffBackend> ModuleMapper<B> for SetStates<B> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let Some(value) = self.next() else { return param };
+        match Float::from_any(value) {
+            Ok(value) => {
+                let value = Tensor::from_inner(Tensor::from_primitive(value));
+                Param::from_mapped_value(param.id, value, param.consume().2)
+            }
+            Err(error) => {
+                self.failed.get_or_insert(error);
+                param
+            }
+        }
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<B, D, Int>>) -> Param<Tensor<B, D, Int>> {
+        self.position += 1;
+        param
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<B, D, Bool>>) -> Param<Tensor<B, D, Bool>> {
+        self.position += 1;
+        param
     }
 }
 

@@ -150,7 +150,7 @@ fn compare_values<B: Backend>(params: &[ParamValue<B>], group: &ProcessGroup<B>,
     Err(Error::new(ErrorKind::Diverged, format!("ranks differ {when} in the number of their parameters")))
 }
 
-fn hashes<B: Backend>(params: &[ParamValue<B>]) -> Result<Vec<u64>> {
+pub(super) fn hashes<B: Backend>(params: &[ParamValue<B>]) -> Result<Vec<u64>> {
     let one = |tensor: &AnyTensor<B>| Ok(xxh3_64(&into_data(tensor.clone())?.bytes));
     params.iter().filter_map(|param| param.tensor.as_ref()).map(one).collect()
 }
@@ -161,12 +161,12 @@ fn combine(hashes: &[u64]) -> u64 {
     all.digest()
 }
 
-fn encode<T: serde::Serialize>(value: &T) -> Result<Vec<u8>> {
+pub(super) fn encode<T: serde::Serialize>(value: &T) -> Result<Vec<u8>> {
     postcard::to_stdvec(value)
         .map_err(|error| Error::with_source(ErrorKind::Io, "cannot encode a message", error))
 }
 
-fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+pub(super) fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     postcard::from_bytes(bytes).map_err(|error| {
         Error::with_source(ErrorKind::Mismatch, "a rank sent a message of another version", error)
     })

@@ -22,10 +22,12 @@ use crate::rank::Rank;
 use crate::reducer::{Reducer, Reduction};
 
 mod agreement;
+mod buffers;
 mod options;
 mod step;
 
 pub use agreement::verify_parameters;
+pub use buffers::BufferSync;
 pub use options::ReplicaOptions;
 pub use step::{MicroStep, Reduced};
 
@@ -158,6 +160,18 @@ impl<B: AutodiffBackend> Replica<B> {
     /// [`verify_parameters`]. All ranks must call it.
     pub fn verify<M: AutodiffModule<B>>(&self, model: &M) -> Result<()> {
         verify_parameters::<B, M>(model, &self.group, self.steps)
+    }
+
+    /// Makes the running states of `model` (the statistics of normalization layers) equal on all ranks, bit for bit.
+    /// They are no gradients: each rank's follow its own batches, and whoever evaluates or saves the model wants
+    /// one set. All ranks must call it, between optimizer steps. What is equal already is left as it is.
+    ///
+    /// Without running states, and in a world of one, nothing is done and nothing sent.
+    pub fn sync_buffers<M: AutodiffModule<B>>(&self, model: &M, how: BufferSync) -> Result<()> {
+        if self.group.world_size() == 1 {
+            return Ok(());
+        }
+        buffers::sync::<B, M>(model, &self.group, how).inspect_err(|error| self.group.fail(error))
     }
 
     /// A hash over all parameters of `model` except running states.
