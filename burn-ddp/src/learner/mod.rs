@@ -68,6 +68,7 @@ mod panics;
 mod renderer;
 mod session;
 mod signals;
+mod silent;
 mod state;
 mod strategy;
 
@@ -76,7 +77,7 @@ pub use output::{DdpOutput, GlobalParts, Parts};
 pub use renderer::PlainRenderer;
 
 use panics::Panics;
-use renderer::Silent;
+use silent::Silent;
 use strategy::Strategy;
 
 /// The backend of a learner's gradients and of its group.
@@ -126,7 +127,7 @@ impl<LC: LearningComponentsTypes + Send + 'static> LaunchDdp<LC> for SupervisedT
         let training = if rank.is_root() {
             self
         } else {
-            self.renderer(Silent::new(names.clone())).with_application_logger(None)
+            self.renderer(Silent { names: names.clone() }).with_application_logger(None)
         };
         let strategy = Arc::new(Strategy::new(ddp.clone(), panics.clone(), names));
         let training = training.with_training_strategy(TrainingStrategy::Custom(strategy.clone()));

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::Backend;
 use burn::train::{
     EventProcessorTraining, Learner, LearningComponentsTypes, LearningResult, SupervisedLearningStrategy,
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, TrainingModel, ValidLoader,
@@ -136,7 +136,7 @@ where
             }
             Err(error) => {
                 let TrainingComponents { event_processor, checkpointer, .. } = components;
-                drop_quietly(&self.panics, checkpointer);
+                let _ = drop_quietly(&self.panics, checkpointer);
                 self.leave(error, event_processor)
             }
         }

@@ -1,0 +1,120 @@
+//! A small convolutional classifier, and its steps as Burn's `SupervisedTraining` wants them.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Int, Tensor};
+use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use burn_ddp::Result;
+use burn_ddp::nn::{SyncBatchNorm, SyncBatchNormConfig, SyncGroup};
+use clap::ValueEnum;
+
+use crate::data::{Batch, CLASSES, SIDE};
+
+/// What stands between a convolution and its activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Norm {
+    /// Nothing
+    None,
+    /// Batch normalization by the rank's share of a micro-batch
+    Batch,
+    /// Batch normalization by the whole micro-batch
+    Sync,
+}
+
+const CHANNELS: [usize; 2] = [8, 16];
+const HIDDEN: usize = 64;
+
+/// Two convolutions and two linear layers.
+#[derive(Module, Debug)]
+pub(crate) struct Classifier<B: Backend> {
+    blocks: Vec<Block<B>>,
+    dropout: Dropout,
+    hidden: Linear<B>,
+    output: Linear<B>,
+}
+
+/// A convolution, its normalization if any, and half the size.
+#[derive(Module, Debug)]
+struct Block<B: Backend> {
+    conv: Conv2d<B>,
+    norm: Option<SyncBatchNorm<B>>,
+    pool: MaxPool2d,
+}
+
+impl<B: Backend> Classifier<B> {
+    /// A model whose normalization, if it is synchronized, takes the statistics of all of `group`. Which norm it is
+    /// makes no difference to the other weights.
+    pub(crate) fn new(norm: Norm, dropout: f64, group: &SyncGroup, device: &B::Device) -> Result<Self> {
+        let block = |input: usize, output: usize| -> Result<Block<B>> {
+            let batch_norm = SyncBatchNormConfig::new(output);
+            Ok(Block {
+                conv: Conv2dConfig::new([input, output], [3, 3]).init(device),
+                norm: match norm {
+                    Norm::None => None,
+                    Norm::Batch => Some(batch_norm.init(device, None)?),
+                    Norm::Sync => Some(batch_norm.init(device, Some(group))?),
+                },
+                pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            })
+        };
+        let side = ((SIDE - 2) / 2 - 2) / 2;
+        Ok(Self {
+            blocks: vec![block(1, CHANNELS[0])?, block(CHANNELS[0], CHANNELS[1])?],
+            dropout: DropoutConfig::new(dropout).init(),
+            hidden: LinearConfig::new(CHANNELS[1] * side * side, HIDDEN).init(device),
+            output: LinearConfig::new(HIDDEN, CLASSES).init(device),
+        })
+    }
+
+    fn logits(&self, images: Tensor<B, 3>) -> Tensor<B, 2> {
+        let mut x = images.unsqueeze_dim::<4>(1);
+        for block in &self.blocks {
+            x = block.forward(x);
+        }
+        let x = self.dropout.forward(x.flatten(1, 3));
+        self.output.forward(self.dropout.forward(relu(self.hidden.forward(x))))
+    }
+
+    fn classify(&self, images: Tensor<B, 3>, labels: Tensor<B, 1, Int>) -> ClassificationOutput<B> {
+        let logits = self.logits(images);
+        let loss =
+            CrossEntropyLossConfig::new().init(&logits.device()).forward(logits.clone(), labels.clone());
+        ClassificationOutput::new(loss, logits, labels)
+    }
+}
+
+impl<B: Backend> Block<B> {
+    fn forward(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
+        let x = self.conv.forward(x);
+        let x = match &self.norm {
+            Some(norm) => norm.forward(x),
+            None => x,
+        };
+        self.pool.forward(relu(x))
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Classifier<B> {
+    type Input = Batch<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Batch<B>) -> TrainOutput<ClassificationOutput<B>> {
+        batch.note();
+        let output = self.classify(batch.images, batch.labels);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl<B: Backend> InferenceStep for Classifier<B> {
+    type Input = Batch<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Batch<B>) -> ClassificationOutput<B> {
+        self.classify(batch.images, batch.labels)
+    }
+}
