@@ -69,6 +69,11 @@ impl Launch {
         self
     }
 
+    /// Gives the ranks so many seconds.
+    pub fn limit(self, seconds: u64) -> Self {
+        Self { limit: Duration::from_secs(seconds), ..self }
+    }
+
     pub fn argument(self, value: impl ToString) -> Self {
         self.env("BURN_DDP_TEST_ARGUMENT", value)
     }

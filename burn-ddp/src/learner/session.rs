@@ -169,7 +169,8 @@ where
         let total = *epochs.end();
         for epoch in epochs {
             for shard in [&train_shard, &valid_shard].into_iter().flatten() {
-                shard.set_epoch(epoch);
+                // From 0, as loaders count by themselves.
+                shard.set_epoch(epoch - 1);
             }
             let progress = Progress::new(epoch, total);
             let stopped = self.train_epoch(train.as_ref(), &progress, placed)?;

@@ -1,0 +1,2 @@
+use crate::harness::Case;
+pub const CASES: &[(&str, Case)] = &[];
