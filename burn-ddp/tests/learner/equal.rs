@@ -44,22 +44,14 @@ fn cells(norms: &[&'static str]) -> Vec<Cell> {
     all
 }
 
-fn launch(group: &ProcessGroup<G>, cell: &Cell, dropout: f64) -> Result<Vec<f64>> {
-    let device = group.device();
+fn launch(group: &ProcessGroup<G>, cell: &Cell) -> Result<Vec<f64>> {
     let artifacts = tempfile::tempdir().expect("a folder");
     let (train, valid) = loaders(group, cell.items, BATCH, cell.workers)?;
-    let config = NetConfig::new().with_norm(cell.norm.into()).with_dropout(dropout);
-    let model = config.init::<B>(device, &SyncGroup::new(group))?;
-    let training = SupervisedTraining::new(artifacts.path(), train, valid)
-        .metrics((LossMetric::<Flex>::new(),))
-        .renderer(PlainRenderer::to(std::io::sink()))
-        .with_application_logger(None)
-        .num_epochs(EPOCHS)
-        .grads_accumulation(cell.accumulation);
-    let schedule = LinearLrSchedulerConfig::new(0.05, 0.01, 20).init().expect("a schedule");
-    let learner = Learner::new(model, SgdConfig::new().init(), schedule);
-    let result = training.launch_ddp(&DdpStrategy::new(group), learner)?;
-    Ok(inference_numbers(&result.model))
+    let training =
+        training(artifacts.path(), train, valid).num_epochs(EPOCHS).grads_accumulation(cell.accumulation);
+    let config = NetConfig::new().with_norm(cell.norm.into());
+    let result = training.launch_ddp(&DdpStrategy::new(group), learner(group, &config)?)?;
+    Ok(numbers(&result.model))
 }
 
 /// Trains all cells, one after the other in the same processes.
@@ -69,7 +61,7 @@ fn table() -> Result<String> {
         "batch" => vec!["batch"],
         _ => vec!["none", "sync"],
     };
-    let all = cells(&norms).iter().map(|cell| Ok(tell(&launch(&group, cell, 0.0)?))).collect::<Result<Vec<_>>>()?;
+    let all = cells(&norms).iter().map(|cell| Ok(tell(&launch(&group, cell)?))).collect::<Result<Vec<_>>>()?;
     Ok(all.join("\n"))
 }
 
@@ -131,7 +123,7 @@ fn micro_batches() -> Result<String> {
 
 /// Numbers without the running states, which are each rank's own until they are averaged.
 fn trained(model: &Net<B>) -> Vec<f64> {
-    let all = inference_numbers(&model.valid());
+    let all = numbers(&model.valid());
     without_states(&all)
 }
 
@@ -184,7 +176,7 @@ fn train_plainly(ours: bool) -> Result<String> {
     let learner = Learner::new(model, burn::optim::AdamConfig::new().init(), schedule);
     let result =
         if ours { training.launch_ddp(&DdpStrategy::new(&group), learner)? } else { training.launch(learner) };
-    let mut bits: Vec<u64> = inference_numbers(&result.model).into_iter().map(f64::to_bits).collect();
+    let mut bits: Vec<u64> = numbers(&result.model).into_iter().map(f64::to_bits).collect();
     bits.push(artifacts.path().join("train").exists().into());
     Ok(format!("{bits:?}"))
 }

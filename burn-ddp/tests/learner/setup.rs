@@ -1,20 +1,27 @@
 //! A small trainer as a Burn user has it: data set, batcher, model, metrics.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::config::Config;
 use burn::data::dataloader::DataLoader;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::Dataset;
-use burn::module::{AutodiffModule, Module};
+use burn::lr_scheduler::linear::{LinearLrScheduler, LinearLrSchedulerConfig};
+use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
-use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{Sgd, SgdConfig};
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::{
+    ClassificationOutput, InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainOutput, TrainStep,
+};
 use burn_autodiff::Autodiff;
 use burn_ddp::data::DataLoaderBuilder;
+use burn_ddp::learner::PlainRenderer;
 use burn_ddp::nn::{SyncBatchNorm, SyncBatchNormConfig, SyncGroup};
 use burn_ddp::{Ddp, ProcessGroup, Result};
 use burn_flex::Flex;
@@ -136,6 +143,23 @@ impl<B: Backend> InferenceStep for Net<B> {
     }
 }
 
+pub type Trainer = LearningComponentsMarker<B, LinearLrScheduler, Net<B>, OptimizerAdaptor<Sgd<G>, Net<B>, B>>;
+
+/// A training of the small model with loss and accuracy, without a log file.
+pub fn training(artifacts: &Path, train: Loader<B>, valid: Loader<G>) -> SupervisedTraining<Trainer> {
+    SupervisedTraining::new(artifacts, train, valid)
+        .metrics((LossMetric::<Flex>::new(), AccuracyMetric::<Flex>::new()))
+        .renderer(PlainRenderer::to(std::io::sink()))
+        .with_application_logger(None)
+}
+
+/// The small model with SGD and a falling learning rate.
+pub fn learner(group: &ProcessGroup<G>, config: &NetConfig) -> Result<Learner<Trainer>> {
+    let schedule = LinearLrSchedulerConfig::new(0.05, 0.01, 20).init().expect("a schedule");
+    let model = config.init::<B>(group.device(), &SyncGroup::new(group))?;
+    Ok(Learner::new(model, SgdConfig::new().init(), schedule))
+}
+
 pub type Loader<B> = Arc<dyn DataLoader<B, Batch<B>>>;
 
 /// Sharded loaders for training (shuffled) and validation.
@@ -155,7 +179,7 @@ pub fn loaders(
 }
 
 /// All parameters of the model, running states too, as numbers.
-pub fn numbers<B: AutodiffBackend>(model: &impl AutodiffModule<B>) -> Vec<f64> {
+pub fn numbers<B: Backend>(model: &impl Module<B>) -> Vec<f64> {
     struct Values(Vec<f64>);
     impl<B: Backend> burn::module::ModuleVisitor<B> for Values {
         fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<B, D>>) {
@@ -165,24 +189,6 @@ pub fn numbers<B: AutodiffBackend>(model: &impl AutodiffModule<B>) -> Vec<f64> {
     let mut values = Values(Vec::new());
     model.visit(&mut values);
     values.0
-}
-
-/// The same of an inference model.
-pub fn inference_numbers<B: Backend>(model: &impl Module<B>) -> Vec<f64> {
-    struct Values(Vec<f64>);
-    impl<B: Backend> burn::module::ModuleVisitor<B> for Values {
-        fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<B, D>>) {
-            self.0.extend(param.val().into_data().iter::<f64>());
-        }
-    }
-    let mut values = Values(Vec::new());
-    model.visit(&mut values);
-    values.0
-}
-
-/// A folder for artifacts that the test made and named in an argument.
-pub fn folder(argument: &str) -> PathBuf {
-    PathBuf::from(argument)
 }
 
 /// Lines of a metric file.
