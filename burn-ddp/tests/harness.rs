@@ -55,7 +55,7 @@ pub struct Launch {
 
 impl Launch {
     pub fn new(case: &'static str, world: usize) -> Self {
-        let env = vec![("RAYON_NUM_THREADS".into(), "1".into())];
+        let env = vec![("RAYON_NUM_THREADS".into(), "1".into()), ("RUST_BACKTRACE".into(), "0".into())];
         Self { case, world, env, without: Vec::new(), limit: Duration::from_secs(60) }
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, one_line};
 use crate::rank::Rank;
 
 /// What panicked during a launch.
@@ -95,7 +95,7 @@ impl Seen {
     /// Whether the panic will come out of a guard as an error.
     fn remember(&self, info: &PanicHookInfo<'_>) -> bool {
         let thread = std::thread::current();
-        let text = info.payload_as_str().unwrap_or("without a message");
+        let text = one_line(info.payload_as_str().unwrap_or("without a message"));
         let place = info.location().map_or_else(String::new, |place| format!("at {place}: "));
         let name = thread.name().unwrap_or("unnamed").to_owned();
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);

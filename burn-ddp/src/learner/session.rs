@@ -152,8 +152,8 @@ where
         let group = &self.ddp.group;
         self.signals = Some(StopSignals::watch(self.ddp.options.signals)?);
         self.learn_names(names)?;
-        let train_shard = data::sharded(&train, group, "training")?;
-        let valid_shard = data::sharded(&valid, group, "validation")?;
+        let train_shard = group.alike(data::sharded(&train, group, "training"))?;
+        let valid_shard = group.alike(data::sharded(&valid, group, "validation"))?;
         for (shard, what) in [(&train_shard, "training"), (&valid_shard, "validation")] {
             if let Some(shard) = shard {
                 data::compare(shard, group, what)?;
@@ -226,20 +226,15 @@ where
 
     /// Called on all ranks alike when a stop was agreed on.
     pub(super) fn stopping(&self, epoch: usize, iteration: usize) -> Result<()> {
-        let reason = self.interrupter.get_message();
-        if let Some(reason) = reason.as_deref().filter(|reason| tells_of_checkpoint(reason)) {
-            return Err(Error::new(ErrorKind::Io, format!("a checkpoint could not be saved: {reason}")));
+        saved(&self.interrupter, self.ddp.group.rank())?;
+        if !self.interrupter.should_stop() {
+            self.interrupter.stop(Some("another rank asked for it"));
         }
-        let reason = if self.interrupter.should_stop() {
-            reason.unwrap_or_else(|| "this rank was asked to".into())
-        } else {
-            "another rank asked for it".into()
-        };
-        self.interrupter.stop(Some(&reason));
         tracing::info!(
-            "stopping at step {} (epoch {epoch}, iteration {iteration}) on {}: {reason}",
+            "stopping at step {} (epoch {epoch}, iteration {iteration}) on {}: {}",
             self.steps,
-            self.ddp.group.rank()
+            self.ddp.group.rank(),
+            self.interrupter.get_message().as_deref().unwrap_or("this rank was asked to")
         );
         Ok(())
     }
@@ -267,8 +262,18 @@ where
     }
 }
 
-/// Whether the reason of an interruption is Burn's word for a checkpoint that could not be written: its thread has no
-/// other way to say so.
+/// The error of a checkpoint that could not be written, if there is one. The thread that writes has no other way to say
+/// so than to interrupt the training.
+pub(super) fn saved(interrupter: &Interrupter, rank: Rank) -> Result<()> {
+    match interrupter.get_message().filter(|reason| tells_of_checkpoint(reason)) {
+        None => Ok(()),
+        Some(reason) => {
+            Err(Error::new(ErrorKind::Io, format!("a checkpoint could not be saved by {rank}: {reason}")))
+        }
+    }
+}
+
+/// Whether the reason of an interruption is Burn's word for a checkpoint that failed.
 fn tells_of_checkpoint(reason: &str) -> bool {
     let kinds = [
         CheckpointerError::Unknown(String::new()),

@@ -13,7 +13,7 @@ use burn::train::{
 use super::options::DdpStrategy;
 use super::output::DdpOutput;
 use super::panics::Panics;
-use super::session::{Events, Session};
+use super::session::{Events, Session, saved};
 use super::{Inner, TrainOutputOf, ValidOutputOf, state};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
@@ -52,9 +52,10 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
         components: &mut TrainingComponents<LC>,
     ) -> Result<Prepared<LC>> {
         let group = &self.ddp.group;
-        if components.grad_accumulation == Some(0) {
-            return Err(Error::config("grads_accumulation(0): give the micro-steps of an optimizer step"));
-        }
+        group.alike(match components.grad_accumulation {
+            Some(0) => Err(Error::config("grads_accumulation(0): give the micro-steps of an optimizer step")),
+            _ => Ok(()),
+        })?;
         let settings = format!(
             "{} epochs, gradients accumulated over {}, {:?}",
             components.num_epochs,
@@ -191,13 +192,14 @@ where
             self.strategy.leave(error, event_processor)
         };
         let events = Events::new(event_processor, event_store, panics.clone(), ddp.group.rank());
-        let mut session =
-            Session::new(ddp, replica, learner, events, interrupter, grad_accumulation.unwrap_or(1));
+        let accumulation = grad_accumulation.unwrap_or(1);
+        let mut session = Session::new(ddp, replica, learner, events, interrupter.clone(), accumulation);
         let trained =
             session.train(names, train, valid, first_epoch..=num_epochs, &mut checkpointer, early_stopping);
         let (learner, processor) = session.into_parts();
-        let saved = drop_quietly(panics, checkpointer);
-        match trained.and(saved) {
+        // The last checkpoint may still be on its way, and it fails for all ranks or for none.
+        let written = drop_quietly(panics, checkpointer).and_then(|()| saved(&interrupter, ddp.group.rank()));
+        match trained.and(written).and_then(|()| ddp.group.barrier()) {
             Ok(()) => (learner.model(), processor),
             Err(error) => self.strategy.leave(error, processor),
         }
