@@ -214,7 +214,8 @@ fn checkpoints_that_cannot_be_read_or_written_are_errors_on_all_ranks() {
         [("missing", ["loading checkpoint 3", "No such file"]), ("unwritable", ["a checkpoint could not be saved", "Not a directory"])]
     {
         let start = Instant::now();
-        let path = folder.path().join(name);
+        // Each rank has a folder of its own, so that nobody makes it again.
+        let path = folder.path().join("{rank}").join(name);
         let outcomes = Launch::new("no checkpoint", 2).argument(path.display()).run();
         all_failed(start, &outcomes, 0, &words);
     }
