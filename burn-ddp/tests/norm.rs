@@ -14,8 +14,9 @@ use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_ddp::nn::{SyncBatchNorm, SyncBatchNormConfig, SyncGroup};
 use burn_ddp::transport::OpKind;
-use burn_ddp::{BufferSync, Ddp, Error, ErrorKind, MicroStep, ProcessGroup, Replica, ReplicaOptions, Result};
+use burn_ddp::{BufferSync, Ddp, Error, ErrorKind, ProcessGroup, Replica, ReplicaOptions, Result};
 use burn_flex::Flex;
+use burn_ndarray::NdArray;
 
 use crate::harness::{Case, Launch, argument};
 
@@ -207,48 +208,40 @@ fn one_rank_alone_may_evaluate() {
     }
 }
 
-/// Forward twice, one backward; says the gradients that one process gets by two micro-batches of all items, too.
+/// Forward twice, add the losses, one backward; compares the gradients with those of one process.
 fn two_forwards() -> Result<String> {
-    let (group, sync) = group()?;
-    let size = group.world_size();
+    type I = Ddp<NdArray<f64>>;
+    type B = Autodiff<I>;
+    let group = ProcessGroup::<I>::from_env(&Default::default())?;
+    let (rank, size) = (group.rank().0, group.world_size());
     let batch = |rank: usize, number: usize| [0.0, 1.0, 3.0].map(|x| x + (rank + 5 * number) as f32 * 0.7);
     let loss = |layer: &SyncBatchNorm<B>, ranks: std::ops::Range<usize>| {
         let of = |number: usize| {
             let x: Vec<f32> = ranks.clone().flat_map(|rank| batch(rank, number)).collect();
-            let target = items::<B>(&x).cos();
-            (layer.forward(items(&x)) - target).powi_scalar(2).mean()
+            (layer.forward(items(&x)) - items(&x).cos()).square().mean()
         };
         of(0) + of(1)
     };
     let gradients = |layer: &SyncBatchNorm<B>, grads: &GradientsParams| {
-        [layer.gamma.id, layer.beta.id].map(|id| grads.get::<I, 1>(id).expect("a gradient")).map(floats)
+        [layer.gamma.id, layer.beta.id].map(|id| floats(grads.get::<I, 1>(id).expect("a gradient"))[0])
     };
-    let synced = argument() == "sync";
-    let (layer, mut replica) =
-        Replica::new(layer::<B>(1, synced.then_some(&sync))?, &group, ReplicaOptions::new())?;
-    let rank = group.rank().0;
+    let sync = (argument() == "sync").then(|| SyncGroup::new(&group));
+    let (layer, mut replica) = Replica::new(layer::<B>(1, sync.as_ref())?, &group, ReplicaOptions::new())?;
     let grads = GradientsParams::from_grads(loss(&layer, rank..rank + 1).backward(), &layer);
-    let reduced = replica.reduce(&layer, grads)?;
-    let got = gradients(&layer, &reduced.grads);
+    let got = gradients(&layer, &replica.reduce(&layer, grads)?.grads);
 
+    // Synchronized: one batch of all items. Plain: each rank's items by themselves, averaged.
     let alone = SyncBatchNormConfig::new(1).init::<B>(group.device(), None)?;
-    let of = |ranks| {
+    let parts: Vec<_> = if sync.is_some() { vec![0..size] } else { (0..size).map(|r| r..r + 1).collect() };
+    let count = parts.len() as f64;
+    let mut expected = [0.0; 2];
+    for ranks in parts {
         let grads = GradientsParams::from_grads(loss(&alone, ranks).backward(), &alone);
-        gradients(&alone, &grads)
-    };
-    let expected = if synced {
-        of(0..size)
-    } else {
-        let mut sums = [vec![0.0], vec![0.0]];
-        (0..size).flat_map(|rank| of(rank..rank + 1).into_iter().enumerate()).for_each(
-            |(index, gradient)| {
-                sums[index][0] += gradient[0] / size as f64;
-            },
-        );
-        sums
-    };
-    for (got, expected) in got.iter().flatten().zip(expected.iter().flatten()) {
-        assert!((got - expected).abs() < 1e-6 && expected.abs() > 1e-2, "{got} {expected}");
+        let part = gradients(&alone, &grads);
+        expected = std::array::from_fn(|index| expected[index] + part[index] / count);
+    }
+    for (got, expected) in got.iter().zip(&expected) {
+        assert!((got - expected).abs() < 1e-12 && expected.abs() > 1e-2, "{got} {expected}");
     }
     Ok(String::new())
 }
@@ -421,7 +414,7 @@ fn a_failure_in_a_forward_or_backward_pass_comes_out_of_the_reduction() {
 /// A tensor of a backend that the group does not send.
 fn foreign() -> Result<String> {
     let (group, sync) = group()?;
-    type Other = Autodiff<burn_ndarray::NdArray>;
+    type Other = Autodiff<NdArray>;
     let error = SyncBatchNormConfig::new(1).init::<Other>(&Default::default(), Some(&sync)).err();
     let error = error.expect("another backend").to_string();
     assert!(error.contains("NdArray") && error.contains("Ddp<") && error.contains("Flex"), "{error}");
