@@ -79,11 +79,16 @@ impl SyncGroup {
     /// backward, and contributes nothing to it. A rank without items in a global batch has to do that, or the others
     /// wait for it:
     ///
-    /// ```ignore
+    /// ```no_run
+    /// # use burn::tensor::{Tensor, backend::AutodiffBackend};
+    /// # use burn_ddp::{MicroStep, Replica, Result, nn::{SyncBatchNorm, SyncGroup}};
+    /// # fn step<B: AutodiffBackend>(model: SyncBatchNorm<B>, replica: &mut Replica<B>, sync: SyncGroup, any_batch: Tensor<B, 2>) -> Result<()> {
     /// sync.set_absent(true);
     /// let _ = model.forward(any_batch).mean().backward();
     /// sync.set_absent(false);
-    /// replica.reduce(&model, MicroStep::empty())?;
+    /// let reduced = replica.reduce(&model, MicroStep::empty())?;
+    /// # Ok(())
+    /// # }
     /// ```
     ///
     /// It concerns all handles to the group in this process. What counts for a backward pass is what was set during
