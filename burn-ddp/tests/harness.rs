@@ -5,6 +5,8 @@
 //! the children come in, finds the case in the table and runs it. Every launch has a deadline, after which the
 //! children are killed and the test fails with what they had written.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
