@@ -80,7 +80,7 @@ impl Error {
 
     /// A panic of the user's code ([`ErrorKind::Program`]), with its message; `what` says whose code it was.
     pub fn panicked(what: impl fmt::Display, payload: &(dyn Any + Send)) -> Self {
-        Self::new(ErrorKind::Program, format!("{what} panicked: {}", panic_text(payload)))
+        Self::new(ErrorKind::Program, format!("{what} panicked: {}", one_line(panic_text(payload))))
     }
 
     /// What went wrong.
@@ -111,6 +111,11 @@ impl Error {
 pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+/// The lines of `text` as one: messages of Burn's checks have many, and an error is a line.
+pub(crate) fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
 impl fmt::Display for Error {

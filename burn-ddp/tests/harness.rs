@@ -5,6 +5,8 @@
 //! the children come in, finds the case in the table and runs it. Every launch has a deadline, after which the
 //! children are killed and the test fails with what they had written.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -55,7 +57,7 @@ pub struct Launch {
 
 impl Launch {
     pub fn new(case: &'static str, world: usize) -> Self {
-        let env = vec![("RAYON_NUM_THREADS".into(), "1".into())];
+        let env = vec![("RAYON_NUM_THREADS".into(), "1".into()), ("RUST_BACKTRACE".into(), "0".into())];
         Self { case, world, env, without: Vec::new(), limit: Duration::from_secs(60) }
     }
 
@@ -67,6 +69,11 @@ impl Launch {
     pub fn without(mut self, name: &'static str) -> Self {
         self.without.push(name);
         self
+    }
+
+    /// Gives the ranks so many seconds.
+    pub fn limit(self, seconds: u64) -> Self {
+        Self { limit: Duration::from_secs(seconds), ..self }
     }
 
     pub fn argument(self, value: impl ToString) -> Self {

@@ -5,6 +5,7 @@ mod equivalence;
 mod faults;
 mod group;
 mod harness;
+mod norm;
 mod regression;
 mod startup;
 mod toy;
@@ -12,7 +13,14 @@ mod toy;
 #[test]
 #[ignore = "not a test: the entry of the processes that tests launch"]
 fn rank_process() {
-    let tables =
-        [equivalence::CASES, faults::CASES, group::CASES, regression::CASES, startup::CASES, toy::CASES];
+    let tables = [
+        equivalence::CASES,
+        faults::CASES,
+        group::CASES,
+        norm::CASES,
+        regression::CASES,
+        startup::CASES,
+        toy::CASES,
+    ];
     harness::run_case(&tables.concat());
 }

@@ -102,12 +102,15 @@ impl SyncBatchNormConfig {
 /// have to call it alike. In evaluation (`valid()`), in a world of one and without a group it is Burn's layer, bit for
 /// bit, and does not communicate. Running statistics are equal on all ranks by themselves.
 ///
-/// Which gradients it gives, and what it takes the loss to be, is in the documentation of
-/// [`SyncGroup::with_equal_weights`] and below.
+/// Gradients are those of one process on the global batch, with unequal shares too, provided that the loss is what this
+/// layer takes it to be: a mean over each rank's items, weighed by their number, which is the first dimension of the
+/// input. That is so for micro-steps with the weight of their items ([`MicroStep::with_weight`]) and
+/// for equal shares; for losses that count the same whatever the share there is
+/// [`SyncGroup::with_equal_weights`]. A rank without items: [`SyncGroup::set_absent`].
 ///
-/// Rank r's loss is taken to be the mean over its items, to weigh in the loss of all ranks by the number of its
-/// items, that is the first dimension of the input: true of micro-steps with the weight of their items, and of
-/// equal shares. A half-precision input is normalized in f32, and the output is half again.
+/// A half-precision input is normalized in f32, and the output is half again.
+///
+/// [`MicroStep::with_weight`]: crate::MicroStep::with_weight
 ///
 /// A collective that fails ends the group: the layer goes on with this rank's statistics, leaves its running ones
 /// alone, and the next `Replica::reduce` returns the first cause.

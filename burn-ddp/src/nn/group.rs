@@ -30,10 +30,8 @@ impl SyncState {
         self.modules.load(Ordering::Relaxed)
     }
 
-    /// While absent, this rank takes part in every collective of its layers, forward and backward, and contributes
-    /// nothing to it: no items, no sums, no gradient. What it receives is everybody's, so its running
-    /// states stay equal to theirs. What counts for a backward pass is the state during its forward pass. At least one
-    /// rank must not be absent.
+    /// See [`SyncGroup::set_absent`]. What an absent rank receives is everybody's, so its running states stay equal
+    /// to theirs.
     pub(crate) fn set_absent(&self, absent: bool) {
         self.absent.store(absent, Ordering::Relaxed);
     }
@@ -75,6 +73,28 @@ impl SyncGroup {
     /// Number of processes in the group.
     pub fn world_size(&self) -> usize {
         self.group.world_size()
+    }
+
+    /// For loops of your own: while absent, this rank takes part in every collective of its layers, forward and
+    /// backward, and contributes nothing to it. A rank without items in a global batch has to do that, or the others
+    /// wait for it:
+    ///
+    /// ```no_run
+    /// # use burn::tensor::{Tensor, backend::AutodiffBackend};
+    /// # use burn_ddp::{MicroStep, Replica, Result, nn::{SyncBatchNorm, SyncGroup}};
+    /// # fn step<B: AutodiffBackend>(model: SyncBatchNorm<B>, replica: &mut Replica<B>, sync: SyncGroup, any_batch: Tensor<B, 2>) -> Result<()> {
+    /// sync.set_absent(true);
+    /// let _ = model.forward(any_batch).mean().backward();
+    /// sync.set_absent(false);
+    /// let reduced = replica.reduce(&model, MicroStep::empty())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// It concerns all handles to the group in this process. What counts for a backward pass is what was set during
+    /// its forward pass. At least one rank must not be absent.
+    pub fn set_absent(&self, absent: bool) {
+        self.state.set_absent(absent);
     }
 
     /// The element-wise sum of all ranks' `tensor`, on every rank, as an operation that can be differentiated.

@@ -110,3 +110,144 @@ impl<B: Backend> fmt::Display for SyncBatchNorm<B> {
         f.write_str(&self.format(DisplaySettings::default()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Autodiff;
+    use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
+    use burn::nn::BatchNormConfig;
+    use burn::record::{BinFileRecorder, FileRecorder, FullPrecisionSettings, NamedMpkFileRecorder};
+    use burn::tensor::{Tensor, TensorData};
+    use burn_flex::Flex;
+
+    use super::*;
+    use crate::nn::{SyncBatchNormConfig, SyncGroup, SyncState};
+    use crate::{Ddp, ProcessGroup};
+
+    type I = Ddp<Flex>;
+    type B = Autodiff<I>;
+
+    /// The same model with either layer.
+    #[derive(Module, Debug)]
+    struct Synced<B: Backend> {
+        norm: SyncBatchNorm<B>,
+    }
+
+    #[derive(Module, Debug)]
+    struct Plain<B: Backend> {
+        norm: BatchNorm<B>,
+    }
+
+    fn group() -> (ProcessGroup<I>, SyncGroup) {
+        let group = ProcessGroup::solo(&Default::default());
+        let sync = SyncGroup::new(&group);
+        (group, sync)
+    }
+
+    fn synced(sync: &SyncGroup) -> Synced<B> {
+        let norm = SyncBatchNormConfig::new(2).init(&Default::default(), Some(sync));
+        Synced { norm: norm.expect("a backend of the group") }
+    }
+
+    fn x() -> Tensor<B, 3> {
+        let values = (0..12).map(|i| (i * 7 % 5) as f32).collect();
+        Tensor::from_data(TensorData::new(values, [3, 2, 2]), &Default::default())
+    }
+
+    fn state<B: Backend>(norm: &BatchNorm<B>) -> [TensorData; 4] {
+        let running = |state: &burn::module::RunningState<Tensor<B, 1>>| state.value_sync().into_data();
+        let [mean, var] = [running(&norm.running_mean), running(&norm.running_var)];
+        [norm.gamma.val().into_data(), norm.beta.val().into_data(), mean, var]
+    }
+
+    fn records_are_exchangeable<R: FileRecorder<B>>(recorder: &R) {
+        let (_, sync) = group();
+        let device = Default::default();
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |name: &str| folder.path().join(name);
+
+        let from = synced(&sync);
+        from.norm.forward(x());
+        let expected = state(&from.norm);
+        from.clone().save_file(file("synced"), recorder).expect("a record");
+        let to = Plain { norm: BatchNormConfig::new(2).init::<B>(&device) };
+        let to = to.load_file(file("synced"), recorder, &device).expect("Burn's layer reads ours");
+        assert_eq!(state(&to.norm), expected);
+        assert_eq!(to.norm.gamma.id, from.norm.gamma.id);
+
+        to.norm.forward(x());
+        let expected = state(&to.norm);
+        to.save_file(file("plain"), recorder).expect("a record");
+        let back = synced(&sync).load_file(file("plain"), recorder, &device).expect("ours reads Burn's");
+        assert_eq!(state(&back.norm), expected);
+        assert!(back.norm.group().is_some(), "a record takes the group away");
+    }
+
+    #[test]
+    fn a_record_of_either_layer_loads_into_the_other() {
+        records_are_exchangeable(&NamedMpkFileRecorder::<FullPrecisionSettings>::new());
+        records_are_exchangeable(&BinFileRecorder::<FullPrecisionSettings>::new());
+    }
+
+    #[test]
+    fn the_group_stays_through_all_that_makes_a_new_model() {
+        let (_, sync) = group();
+        let device = Default::default();
+        let model = synced(&sync);
+        let plain = Plain { norm: BatchNormConfig::new(2).init::<B>(&device) };
+        assert_eq!(Module::num_params(&model), Module::num_params(&plain));
+        let has = |model: &Synced<B>| model.norm.group().is_some();
+        let valid = model.valid();
+        assert!(valid.norm.group().is_some());
+        assert!(has(&valid.clone().train::<B>()));
+        let balanced = valid.train::<Autodiff<I, BalancedCheckpointing>>();
+        assert!(balanced.norm.group().is_some());
+        assert!(has(&model.clone()) && has(&model.clone().fork(&device)));
+        assert!(has(&model.clone().to_device(&device)));
+        let frozen = model.no_grad();
+        assert!(has(&frozen) && !frozen.norm.gamma.is_require_grad());
+    }
+
+    #[test]
+    fn evaluation_is_by_running_statistics() {
+        let (_, sync) = group();
+        let model = synced(&sync);
+        let plain = BatchNormConfig::new(2).init::<B>(&Default::default());
+        model.norm.forward(x());
+        plain.forward(x());
+        let got = model.valid().norm.forward(x().inner());
+        assert_eq!(got.into_data(), plain.valid().forward(x().inner()).into_data());
+    }
+
+    #[test]
+    fn it_shows_itself() {
+        let (_, sync) = group();
+        let text = synced(&sync).norm.to_string();
+        assert_eq!(
+            text,
+            "SyncBatchNorm {num_features: 2, momentum: 0.1, epsilon: 0.00001, ranks: 1, params: 8}"
+        );
+        assert!(format!("{sync:?}").contains("world_size: 1"));
+    }
+
+    #[test]
+    fn the_group_knows_whether_forward_passes_may_communicate() {
+        let group = ProcessGroup::<I>::solo(&Default::default());
+        assert_eq!(group.attached::<SyncState>().modules(), 0);
+        SyncBatchNormConfig::new(2).init::<B>(&Default::default(), None).expect("a plain layer");
+        assert_eq!(group.attached::<SyncState>().modules(), 0);
+        let sync = SyncGroup::new(&group);
+        drop(synced(&sync));
+        assert!(group.attached::<SyncState>().modules() > 0);
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        let (_, sync) = group();
+        let error = SyncBatchNormConfig::new(0).init::<B>(&Default::default(), Some(&sync));
+        assert!(error.is_err_and(|error| error.to_string().contains("0 features")));
+        let error = SyncBatchNormConfig::new(2).init::<Autodiff<Flex>>(&Default::default(), Some(&sync));
+        let text = error.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(text.contains("Autodiff<") && text.contains("Ddp<"), "{text}");
+    }
+}

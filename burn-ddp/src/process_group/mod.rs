@@ -263,6 +263,23 @@ impl<B: Backend> ProcessGroup<B> {
         error
     }
 
+    /// An error that any rank found before this point, on every rank: its own, or else the first rank's. For
+    /// checks that mostly fail alike, so that each rank reports what it found and not that another has failed. All
+    /// ranks must call it.
+    pub(crate) fn alike<T>(&self, found: Result<T>) -> Result<T> {
+        let mine = found.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let all = self.all_gather_bytes(mine.into_bytes())?;
+        let first = all.iter().position(|text| !text.is_empty());
+        match (found, first) {
+            (Ok(value), None) => Ok(value),
+            (Ok(_), Some(rank)) => {
+                let text = String::from_utf8_lossy(&all[rank]).into_owned();
+                Err(self.agreed(Error::new(ErrorKind::PeerFailed(Rank(rank)), text).context(Rank(rank))))
+            }
+            (Err(error), _) => Err(self.agreed(error)),
+        }
+    }
+
     /// The first error of the group, if it has ended.
     pub fn cause(&self) -> Option<Error> {
         self.0.connected.as_ref().and_then(|connected| connected.liveness.cause())

@@ -143,6 +143,12 @@ impl<B: AutodiffBackend> Replica<B> {
         reduced.map_err(|error| self.give_up(error))
     }
 
+    /// Forgets the micro-steps since the last reduction, for a window that is not to become an optimizer step. All
+    /// ranks must call it.
+    pub fn discard(&mut self) {
+        self.reducer.reset();
+    }
+
     /// Ends the group with this rank's error, and the window with it.
     fn give_up(&mut self, error: Error) -> Error {
         self.group.fail(&error);

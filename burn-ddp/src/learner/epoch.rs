@@ -1,0 +1,154 @@
+//! One epoch: micro-steps in step on all ranks, an optimizer step after each window, one event a micro-step.
+
+use burn::data::dataloader::{DataLoader, Progress};
+use burn::module::AutodiffModule;
+use burn::optim::GradientsParams;
+use burn::train::{
+    InferenceStep, LearnerEvent, LearningComponentsTypes, TrainOutput, TrainStep, TrainingItem,
+};
+
+use super::options::{BufferPolicy, IncompleteWindow};
+use super::output::DdpOutput;
+use super::session::Session;
+use super::{Inner, TrainOutputOf, ValidOutputOf};
+use crate::data::{Lockstep, Turn, Uneven};
+use crate::error::{Error, Result};
+use crate::replica::MicroStep;
+
+type TrainInputOf<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainStep>::Input;
+type ValidInputOf<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Input;
+
+impl<LC> Session<'_, LC>
+where
+    LC: LearningComponentsTypes,
+    TrainOutputOf<LC>: DdpOutput,
+    ValidOutputOf<LC>: DdpOutput,
+{
+    /// Trains on all batches of the epoch that `global` counts. `placed`: the loader gives ranks without items a batch
+    /// to run the forward pass on. Returns whether a stop was agreed on.
+    pub(super) fn train_epoch(
+        &mut self,
+        loader: &dyn DataLoader<LC::Backend, TrainInputOf<LC>>,
+        global: &Progress,
+        placed: bool,
+    ) -> Result<bool> {
+        let epoch = global.items_processed;
+        let iterator = self.panics.guard("the data loader", || loader.iter())?;
+        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, self.ddp.options.uneven);
+        let (mut iteration, mut window, mut stopped) = (0, 0, false);
+        while let Some(turn) = lockstep.next(self.wants_to_stop())? {
+            iteration += 1;
+            window += 1;
+            if !self.lr_ready {
+                self.learner.lr_step();
+                self.lr_ready = true;
+            }
+            let Turn { batch, items, last, stop, progress, .. } = turn;
+            let (micro_step, output) = self.forward_backward(batch, placed && items == 0, iteration)?;
+            let model = self.learner.model();
+            if window == self.accumulation
+                || (last && self.ddp.options.window == IncompleteWindow::Flush)
+            {
+                let reduced = self.replica.reduce(&model, micro_step)?;
+                drop(model);
+                self.optimize(reduced.grads)?;
+                window = 0;
+            } else {
+                self.replica.no_sync(&model, micro_step)?;
+            }
+            if let Some(item) = self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))? {
+                let lr = Some(self.learner.lr_current());
+                let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), lr);
+                self.events.train(LearnerEvent::ProcessedItem(item))?;
+            }
+            if stop {
+                self.stopping(epoch, iteration)?;
+                stopped = true;
+            }
+        }
+        drop(lockstep);
+        self.replica.discard();
+        self.events.train(LearnerEvent::EndEpoch(epoch))?;
+        Ok(stopped)
+    }
+
+    fn optimize(&mut self, gradients: GradientsParams) -> Result<()> {
+        self.panics.guard("the optimizer step", || self.learner.optimizer_step(gradients))?;
+        self.steps += 1;
+        self.lr_ready = false;
+        if self.ddp.options.policy == BufferPolicy::EveryStep {
+            self.replica.sync_buffers(&self.learner.model(), self.ddp.options.buffers)?;
+        }
+        Ok(())
+    }
+
+    /// One micro-step of this rank. `absent`: the batch is there only so that the forward pass can be run.
+    #[allow(clippy::type_complexity, reason = "a micro-step and the output it came with")]
+    fn forward_backward(
+        &mut self,
+        batch: Option<TrainInputOf<LC>>,
+        absent: bool,
+        iteration: usize,
+    ) -> Result<(MicroStep<LC::Backend>, Option<TrainOutputOf<LC>>)> {
+        let group = &self.ddp.group;
+        let Some(batch) = batch else {
+            if self.sync.modules() > 0 && group.world_size() > 1 {
+                return Err(Error::config(format!(
+                    "{} has no batch for iteration {iteration}, but the model has synchronized batch \
+                     normalization, whose forward pass needs all ranks: build the loader with \
+                     `burn_ddp::data::DataLoaderBuilder`, or give `Uneven::Truncate`",
+                    group.rank()
+                )));
+            }
+            return Ok((MicroStep::empty(), None));
+        };
+        self.sync.set_absent(absent);
+        let learner = &self.learner;
+        let output = self.panics.guard("the training step", || learner.train_step(batch));
+        self.sync.set_absent(false);
+        let TrainOutput { grads, item } = output?;
+        if absent {
+            return Ok((MicroStep::empty(), None));
+        }
+        // Alone and with one micro-step a window there is nothing to weigh, and every bit stays the plain loop's.
+        let plain = group.world_size() == 1 && self.accumulation == 1;
+        let weight = self.panics.guard("the training output", || item.weight())?;
+        let micro_step = MicroStep::new(grads);
+        Ok((if plain { micro_step } else { micro_step.with_weight(weight) }, Some(item)))
+    }
+
+    /// Validates on all batches of the epoch that `global` counts. Returns whether a stop was agreed on.
+    pub(super) fn valid_epoch(
+        &mut self,
+        loader: &dyn DataLoader<Inner<LC>, ValidInputOf<LC>>,
+        global: &Progress,
+    ) -> Result<bool> {
+        let epoch = global.items_processed;
+        let model = self.learner.model().valid();
+        let iterator = self.panics.guard("the validation data loader", || loader.iter())?;
+        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, Uneven::Join);
+        let (mut iteration, mut stopped) = (0, false);
+        while let Some(turn) = lockstep.next(self.wants_to_stop())? {
+            iteration += 1;
+            let Turn { batch, progress, stop, .. } = turn;
+            let output = match batch {
+                Some(batch) => Some(self.panics.guard("the validation step", || model.step(batch))?),
+                None => None,
+            };
+            if let Some(item) = self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))? {
+                let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), None);
+                self.events.valid(LearnerEvent::ProcessedItem(item))?;
+            }
+            if stop {
+                self.stopping(epoch, iteration)?;
+                stopped = true;
+            }
+        }
+        self.events.valid(LearnerEvent::EndEpoch(epoch))?;
+        Ok(stopped)
+    }
+
+    fn in_step(&self, error: &Error, epoch: usize, iteration: usize) -> Error {
+        error.context(format!("in epoch {epoch}, iteration {iteration}"))
+    }
+}

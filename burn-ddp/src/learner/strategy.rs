@@ -1,0 +1,224 @@
+//! The strategy that Burn calls: everything before the first epoch and after the last.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::module::Module;
+use burn::tensor::backend::Backend;
+use burn::train::{
+    EventProcessorTraining, Learner, LearningComponentsTypes, LearningResult, SupervisedLearningStrategy,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, TrainingModel, ValidLoader,
+};
+
+use super::options::DdpStrategy;
+use super::output::DdpOutput;
+use super::panics::Panics;
+use super::session::{Events, Session, saved};
+use super::{Inner, TrainOutputOf, ValidOutputOf, state};
+use crate::error::{Error, ErrorKind, Result};
+use crate::rank::Rank;
+use crate::replica::Replica;
+
+/// One launch on this rank.
+pub(super) struct Strategy<LC: LearningComponentsTypes> {
+    ddp: DdpStrategy<Inner<LC>>,
+    panics: Panics,
+    /// Metrics that this rank's renderer was told of.
+    names: Arc<Mutex<Vec<String>>>,
+    /// Why the launch failed; Burn's `train` has no way to return it.
+    pub(super) failure: Mutex<Option<Error>>,
+}
+
+/// What is ready before the first epoch.
+struct Prepared<LC: LearningComponentsTypes> {
+    learner: Learner<LC>,
+    replica: Replica<LC::Backend>,
+    first_epoch: usize,
+}
+
+impl<LC: LearningComponentsTypes> Strategy<LC> {
+    pub(super) fn new(
+        ddp: DdpStrategy<Inner<LC>>,
+        panics: Panics,
+        names: Arc<Mutex<Vec<String>>>,
+    ) -> Self {
+        Self { ddp, panics, names, failure: Mutex::default() }
+    }
+
+    /// The same learner on every rank, at the epoch from which rank 0 goes on.
+    fn prepare(
+        &self,
+        mut learner: Learner<LC>,
+        components: &mut TrainingComponents<LC>,
+    ) -> Result<Prepared<LC>> {
+        let group = &self.ddp.group;
+        group.alike(match components.grad_accumulation {
+            Some(0) => Err(Error::config("grads_accumulation(0): give the micro-steps of an optimizer step")),
+            _ => Ok(()),
+        })?;
+        let settings = format!(
+            "{} epochs, gradients accumulated over {}, {:?}",
+            components.num_epochs,
+            components.grad_accumulation.unwrap_or(1),
+            self.ddp.options
+        );
+        let all = group.all_gather_bytes(settings.clone().into_bytes())?;
+        if let Some(rank) = (0..all.len()).find(|rank| all[*rank] != all[0]) {
+            let text = |rank: usize| String::from_utf8_lossy(&all[rank]).into_owned();
+            return Err(group.agreed(Error::new(
+                ErrorKind::Mismatch,
+                format!("ranks train differently: rank 0 has {}; rank {rank} has {}", text(0), text(rank)),
+            )));
+        }
+        learner.fork(group.device());
+        let mut last_epoch = 0;
+        if group.rank().is_root() {
+            last_epoch = components.checkpoint.unwrap_or(0);
+            if let (Some(epoch), Some(checkpointer)) = (components.checkpoint, &components.checkpointer) {
+                learner = self.panics.guard_threads(&format!("loading checkpoint {epoch}"), || {
+                    checkpointer.load_checkpoint(learner, group.device(), epoch)
+                })?;
+            }
+        }
+        let last_epoch = group.broadcast_bytes(&last_epoch.to_le_bytes(), Rank(0))?;
+        let last_epoch = last_epoch.try_into().map_or(0, usize::from_le_bytes);
+        let (model, replica) = Replica::new(learner.model(), group, self.ddp.options.replica.clone())?;
+        if group.world_size() > 1 {
+            learner.load_model(model.into_record());
+            state::broadcast(&mut learner, &components.event_store, group)?;
+        }
+        if let Rank(rank @ 1..) = group.rank() {
+            <LC::Backend as Backend>::seed(group.device(), mix(self.ddp.options.seed, rank as u64));
+        }
+        Ok(Prepared { learner, replica, first_epoch: last_epoch + 1 })
+    }
+
+    /// Keeps the error, tells the peers, gives the terminal back, and leaves Burn's `launch` without a word.
+    fn leave(&self, error: Error, processor: SupervisedTrainingEventProcessor<LC>) -> ! {
+        self.ddp.group.fail(&error);
+        // The renderer restores the terminal when it is dropped; its thread may be gone.
+        let _ = self.panics.guard_threads("the renderer", || drop(processor.renderer()));
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        std::panic::resume_unwind(Box::new("the training failed"))
+    }
+}
+
+/// A seed for one rank: `SplitMix64`, whose outputs for neighbouring inputs are unrelated (Steele, Lea, Flood 2014).
+fn mix(seed: u64, rank: u64) -> u64 {
+    let mut z = seed.wrapping_add(rank.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+impl<LC> SupervisedLearningStrategy<LC> for Strategy<LC>
+where
+    LC: LearningComponentsTypes + Send + 'static,
+    TrainOutputOf<LC>: DdpOutput,
+    ValidOutputOf<LC>: DdpOutput,
+{
+    fn train(
+        &self,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        mut components: TrainingComponents<LC>,
+    ) -> LearningResult<LC::InferenceModel> {
+        if !self.ddp.group.rank().is_root() {
+            components.checkpointer = None;
+            components.summary = None;
+            components.early_stopping = None;
+        }
+        match self.prepare(learner, &mut components) {
+            Ok(Prepared { learner, replica, first_epoch }) => {
+                components.checkpoint = None;
+                let epochs = Epochs { strategy: self, prepared: RefCell::new(Some((replica, first_epoch))) };
+                epochs.train(learner, train, valid, components)
+            }
+            Err(error) => {
+                let TrainingComponents { event_processor, checkpointer, .. } = components;
+                let _ = drop_quietly(&self.panics, checkpointer);
+                self.leave(error, event_processor)
+            }
+        }
+    }
+
+    fn fit(
+        &self,
+        components: TrainingComponents<LC>,
+        _learner: Learner<LC>,
+        _train: TrainLoader<LC>,
+        _valid: ValidLoader<LC>,
+        _first_epoch: usize,
+    ) -> (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>) {
+        let error = Error::config("the strategy's `fit` was called without its `train`");
+        self.leave(error, components.event_processor)
+    }
+}
+
+/// The part for which Burn's own `train` is right: start and end of the events, the summary with the model.
+struct Epochs<'a, LC: LearningComponentsTypes> {
+    strategy: &'a Strategy<LC>,
+    prepared: RefCell<Option<(Replica<LC::Backend>, usize)>>,
+}
+
+impl<LC> SupervisedLearningStrategy<LC> for Epochs<'_, LC>
+where
+    LC: LearningComponentsTypes + Send + 'static,
+    TrainOutputOf<LC>: DdpOutput,
+    ValidOutputOf<LC>: DdpOutput,
+{
+    fn fit(
+        &self,
+        components: TrainingComponents<LC>,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        _first_epoch: usize,
+    ) -> (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>) {
+        let Strategy { ddp, panics, names, .. } = self.strategy;
+        let TrainingComponents {
+            num_epochs,
+            mut checkpointer,
+            interrupter,
+            early_stopping,
+            event_processor,
+            event_store,
+            grad_accumulation,
+            ..
+        } = components;
+        let Some((replica, first_epoch)) = self.prepared.borrow_mut().take() else {
+            let error = Error::config("a launch was trained twice");
+            self.strategy.leave(error, event_processor)
+        };
+        let events = Events::new(event_processor, event_store, panics.clone(), ddp.group.rank());
+        let accumulation = grad_accumulation.unwrap_or(1);
+        let mut session = Session::new(ddp, replica, learner, events, interrupter.clone(), accumulation);
+        let trained =
+            session.train(names, train, valid, first_epoch..=num_epochs, &mut checkpointer, early_stopping);
+        let (learner, processor) = session.into_parts();
+        // The last checkpoint may still be on its way, and it fails for all ranks or for none.
+        let written = drop_quietly(panics, checkpointer).and_then(|()| saved(&interrupter, ddp.group.rank()));
+        match trained.and(written).and_then(|()| ddp.group.barrier()) {
+            Ok(()) => (learner.model(), processor),
+            Err(error) => self.strategy.leave(error, processor),
+        }
+    }
+}
+
+/// Waits for the threads of `checkpointer`; one that panicked is an error and no second panic.
+fn drop_quietly<T>(panics: &Panics, checkpointer: T) -> Result<()> {
+    panics.guard_threads("the checkpointer", || drop(checkpointer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_differ_by_rank_and_by_seed() {
+        let seeds = [mix(0, 1), mix(0, 2), mix(1, 1), mix(1, 2)];
+        assert!((1..4).all(|i| !seeds[..i].contains(&seeds[i])), "{seeds:?}");
+        assert_eq!(mix(7, 3), mix(7, 3));
+    }
+}
