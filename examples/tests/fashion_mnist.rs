@@ -81,7 +81,9 @@ impl Bench {
         let batches = self.0.path().join(format!("{name}-batches"));
         let mut command = self.command(name, &format!("--batch-size {BATCH} {args}"));
         command.arg("--log-batches").arg(&batches);
-        let text = stdout(&run(command));
+        // A launcher says whose a line is.
+        let text = stdout(&run(command)).replace("[rank 0] ", "");
+        assert!(!text.contains("[rank "), "{text}");
         Trained { text, artifacts: self.0.path().join(name), batches }
     }
 }
@@ -204,6 +206,60 @@ fn one_process_leaves_metrics_checkpoints_and_the_accuracy_of_the_test_items() {
     for line in ["epoch 2/2 | train | items 53/53 | iteration 7 | epoch mean | Loss ", "| Valid | Accuracy |"]
     {
         assert!(trained.text.contains(line), "no {line} in {}", trained.text);
+    }
+}
+
+/// Trains on one process and on more, and compares everything that is said and left.
+fn compare(args: &str) {
+    let bench = Bench::new();
+    let args = format!("--epochs 2 --dropout 0 {args}");
+    let one = bench.train("1", &args);
+    for world_size in [1, 2, 3] {
+        let many = bench.train(&format!("of-{world_size}"), &format!("{args} --nproc {world_size}"));
+        let what = format!("{args} --nproc {world_size}");
+        assert_eq!(one.files(), many.files(), "{what}");
+        for epoch in [1, 2] {
+            let global = |trained: &Trained, world_size| {
+                let mut batches = trained.global_batches(world_size, TRAIN, epoch);
+                batches.iter_mut().for_each(|batch| batch.sort_unstable());
+                batches
+            };
+            assert_eq!(global(&one, 1), global(&many, world_size), "{what}");
+            for split in ["train", "valid"] {
+                let what = format!("{what}: {split} epoch {epoch}");
+                let pairs = |name| {
+                    let (one, many) = (one.metric(split, epoch, name), many.metric(split, epoch, name));
+                    assert_eq!(one.len(), many.len(), "{what} {name}");
+                    one.into_iter().zip(many)
+                };
+                for ((one, items), (many, gathered)) in pairs("Loss") {
+                    assert_close(one, many, &what);
+                    assert_eq!(items, gathered, "{what}");
+                }
+                for (one, many) in pairs("Accuracy") {
+                    let right = |(percent, items): (f64, usize)| (percent * items as f64 / 100.0).round();
+                    assert_eq!((right(one), one.1), (right(many), many.1), "{what}");
+                }
+            }
+        }
+        let (one, many) = (one.tested(), many.tested());
+        assert_eq!((one.0, one.1), (many.0, many.1), "{what}");
+        assert_close(one.2, many.2, &what);
+    }
+}
+
+#[test]
+fn numbers_are_the_same_for_every_world_size() {
+    for norm in ["none", "sync"] {
+        compare(&format!("--norm {norm} --accumulate 1"));
+    }
+}
+
+#[test]
+fn numbers_are_the_same_with_accumulation_over_an_incomplete_window() {
+    // Seven micro-steps: two windows of three, and one of one.
+    for norm in ["none", "sync"] {
+        compare(&format!("--norm {norm} --accumulate 3 --workers 3"));
     }
 }
 

@@ -36,7 +36,7 @@ use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{InferenceStep, Learner, LearningResult, SupervisedTraining};
 use burn_ddp::data::DataLoaderBuilder;
 use burn_ddp::launch::{self, Launcher};
-use burn_ddp::learner::PlainRenderer;
+use burn_ddp::learner::{DdpStrategy, LaunchDdp, PlainRenderer};
 use burn_ddp::nn::SyncGroup;
 use burn_ddp::{Ddp, Error, ProcessGroup, RankInfo, Result};
 use burn_flex::Flex;
@@ -106,8 +106,9 @@ fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Image
     if !std::io::stdout().is_terminal() {
         training = training.renderer(PlainRenderer::new());
     }
+    let ddp = DdpStrategy::new(group).with_seed(args.seed);
     let learner = Learner::new(model, AdamWConfig::new().init(), args.lr);
-    let LearningResult { model, renderer } = training.launch(learner);
+    let LearningResult { model, renderer } = training.launch_ddp(&ddp, learner)?;
     // Gives the terminal back.
     drop(renderer);
 
