@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1)]
     pub(crate) accumulate: usize,
     /// Learning rate of AdamW
-    #[arg(long, default_value_t = 2e-3)]
+    #[arg(long, default_value_t = 4e-3)]
     pub(crate) lr: f64,
     /// What stands between a convolution and its activation
     #[arg(long, value_enum, default_value = "sync")]

@@ -27,7 +27,7 @@ pub(crate) enum Norm {
 }
 
 const CHANNELS: [usize; 2] = [8, 16];
-const HIDDEN: usize = 64;
+const HIDDEN: usize = 128;
 
 /// Two convolutions and two linear layers. All of it is smooth: where a maximum or ReLU changes sides, a rounding error
 /// becomes a different gradient, and runs that differ in rounding alone drift apart.
@@ -78,8 +78,8 @@ impl<B: Backend> Classifier<B> {
         for block in &self.blocks {
             x = block.forward(x);
         }
-        let x = self.dropout.forward(x.flatten(1, 3));
-        self.output.forward(self.dropout.forward(gelu(self.hidden.forward(x))))
+        let x = gelu(self.hidden.forward(x.flatten(1, 3)));
+        self.output.forward(self.dropout.forward(x))
     }
 
     fn classify(&self, images: Tensor<B, 3>, labels: Tensor<B, 1, Int>) -> ClassificationOutput<B> {
