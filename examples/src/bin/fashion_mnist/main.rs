@@ -25,7 +25,6 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use burn::backend::Autodiff;
-use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
@@ -35,8 +34,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{InferenceStep, Learner, LearningResult, SupervisedTraining};
+use burn_ddp::data::DataLoaderBuilder;
 use burn_ddp::launch::{self, Launcher};
-use burn_ddp::learner::PlainRenderer;
+use burn_ddp::learner::{DdpStrategy, LaunchDdp, PlainRenderer};
 use burn_ddp::nn::SyncGroup;
 use burn_ddp::{Ddp, Error, ProcessGroup, RankInfo, Result};
 use burn_flex::Flex;
@@ -83,15 +83,15 @@ fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Image
     }
 
     let log = args.log_batches.as_ref().map(|_| BatchLog::default());
-    let train_loader = DataLoaderBuilder::new(ImageBatcher { log: log.clone() })
+    let train_loader = DataLoaderBuilder::new(ImageBatcher { log: log.clone() }, group)
         .batch_size(args.batch_size)
         .shuffle(args.seed)
         .num_workers(args.workers)
-        .build(train);
-    let valid_loader = DataLoaderBuilder::new(ImageBatcher::default())
+        .build(train)?;
+    let valid_loader = DataLoaderBuilder::new(ImageBatcher::default(), group)
         .batch_size(args.batch_size)
         .num_workers(args.workers)
-        .build(test.clone());
+        .build(test.clone())?;
 
     let mut training = SupervisedTraining::new(&artifacts, train_loader, valid_loader)
         .metrics((LossMetric::new(), AccuracyMetric::new()))
@@ -106,8 +106,9 @@ fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Image
     if !std::io::stdout().is_terminal() {
         training = training.renderer(PlainRenderer::new());
     }
+    let ddp = DdpStrategy::new(group).with_seed(args.seed);
     let learner = Learner::new(model, AdamWConfig::new().init(), args.lr);
-    let LearningResult { model, renderer } = training.launch(learner);
+    let LearningResult { model, renderer } = training.launch_ddp(&ddp, learner)?;
     // Gives the terminal back.
     drop(renderer);
 
