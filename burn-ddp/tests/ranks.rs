@@ -1,6 +1,8 @@
 //! Everything that needs several processes as ranks: one binary, because linking Burn is slow.
 #![cfg(feature = "burn")]
 
+#[cfg(feature = "train")]
+mod data;
 mod equivalence;
 mod faults;
 mod group;
@@ -12,7 +14,15 @@ mod toy;
 #[test]
 #[ignore = "not a test: the entry of the processes that tests launch"]
 fn rank_process() {
-    let tables =
-        [equivalence::CASES, faults::CASES, group::CASES, regression::CASES, startup::CASES, toy::CASES];
+    let tables = [
+        #[cfg(feature = "train")]
+        data::CASES,
+        equivalence::CASES,
+        faults::CASES,
+        group::CASES,
+        regression::CASES,
+        startup::CASES,
+        toy::CASES,
+    ];
     harness::run_case(&tables.concat());
 }
