@@ -10,6 +10,9 @@ use burn_flex::{Flex, FlexDevice};
 
 use super::*;
 use crate::error::panic_text;
+use crate::options::GroupOptions;
+use crate::rank::RankInfo;
+use crate::store::MemoryStore;
 
 type B = crate::Ddp<Flex>;
 type Loader = Arc<dyn DataLoader<B, Vec<usize>>>;
@@ -220,5 +223,55 @@ fn options_that_make_no_sense_are_refused_by_name() {
     for (builder, items, word) in table {
         let text = say(builder, items);
         assert!(text.contains(word), "`{word}` is not in: {text}");
+    }
+}
+
+/// Runs `body` on three ranks, each with its own group over one store.
+fn on_three_ranks<T: Send + 'static>(body: fn(ProcessGroup<B>) -> Result<T>) -> Vec<Result<T>> {
+    let store = Arc::new(MemoryStore::default());
+    let rank = |rank: usize| {
+        let store = store.clone();
+        std::thread::spawn(move || {
+            let info = RankInfo { rank: Rank(rank), world_size: 3, ..RankInfo::solo() };
+            let options = GroupOptions { timeout: std::time::Duration::from_secs(20), ..GroupOptions::new() };
+            ProcessGroup::over_store(info, options, &FlexDevice, store, [127, 0, 0, 1].into()).and_then(body)
+        })
+    };
+    let threads: Vec<_> = (0..3).map(rank).collect();
+    threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+}
+
+#[test]
+fn placeholders_keep_all_ranks_busy_and_count_nothing() {
+    let ranks = on_three_ranks(|group| {
+        let loader: Loader =
+            DataLoaderBuilder::new(Collect, &group).batch_size(2).build(Numbers::below(5))?;
+        let state = sharded(&loader, &group, "training")?;
+        state.inspect(|state| state.set_placeholders(true));
+        let mut lockstep = Lockstep::new(loader.iter(), &group, Uneven::Join);
+        let mut turns = Vec::new();
+        while let Some(turn) = lockstep.next(false)? {
+            turns.push((turn.batch.map(|batch| batch.len()), turn.items, turn.items_all, turn.last));
+        }
+        Ok(turns)
+    });
+    for (rank, turns) in ranks.into_iter().enumerate() {
+        let mine = |all: usize, last| (Some(1), usize::from(rank < all), all, last);
+        assert_eq!(turns.expect("an epoch"), [mine(2, false), mine(2, false), mine(1, true)]);
+    }
+}
+
+#[test]
+fn ranks_that_disagree_on_uneven_data_are_named() {
+    let ranks = on_three_ranks(|group| {
+        let loader: Loader =
+            DataLoaderBuilder::new(Collect, &group).batch_size(3).build(Numbers::below(9))?;
+        let uneven = if group.rank().0 == 2 { Uneven::Truncate } else { Uneven::Join };
+        let mut lockstep = Lockstep::new(loader.iter(), &group, uneven);
+        lockstep.next(false).map(drop)
+    });
+    for rank in ranks {
+        let text = rank.expect_err("a mismatch").to_string();
+        assert!(text.contains("rank 0 has Join, rank 2 has Truncate"), "{text}");
     }
 }
