@@ -66,7 +66,7 @@ pub enum Uneven {
 /// # }
 /// ```
 ///
-/// (`with_weight` takes anything that becomes an `f64`.)
+/// It holds one batch more than it has handed out.
 pub struct Lockstep<'a, G: Backend, O> {
     iterator: Box<dyn DataLoaderIterator<O> + 'a>,
     group: ProcessGroup<G>,
