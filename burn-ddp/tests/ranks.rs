@@ -5,6 +5,7 @@ mod equivalence;
 mod faults;
 mod group;
 mod harness;
+#[cfg(feature = "train")]
 mod norm;
 mod regression;
 mod startup;
@@ -17,6 +18,7 @@ fn rank_process() {
         equivalence::CASES,
         faults::CASES,
         group::CASES,
+        #[cfg(feature = "train")]
         norm::CASES,
         regression::CASES,
         startup::CASES,
