@@ -46,9 +46,7 @@ where
             let Turn { batch, items, last, stop, progress, .. } = turn;
             let (micro_step, output) = self.forward_backward(batch, placed && items == 0, iteration)?;
             let model = self.learner.model();
-            if window == self.accumulation
-                || (last && self.ddp.options.window == IncompleteWindow::Flush)
-            {
+            if window == self.accumulation || (last && self.ddp.options.window == IncompleteWindow::Flush) {
                 let reduced = self.replica.reduce(&model, micro_step)?;
                 drop(model);
                 self.optimize(reduced.grads)?;
@@ -56,7 +54,9 @@ where
             } else {
                 self.replica.no_sync(&model, micro_step)?;
             }
-            if let Some(item) = self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))? {
+            if let Some(item) =
+                self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))?
+            {
                 let lr = Some(self.learner.lr_current());
                 let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), lr);
                 self.events.train(LearnerEvent::ProcessedItem(item))?;
@@ -135,7 +135,9 @@ where
                 Some(batch) => Some(self.panics.guard("the validation step", || model.step(batch))?),
                 None => None,
             };
-            if let Some(item) = self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))? {
+            if let Some(item) =
+                self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))?
+            {
                 let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), None);
                 self.events.valid(LearnerEvent::ProcessedItem(item))?;
             }

@@ -22,7 +22,6 @@ pub(crate) struct SyncState {
     absent: AtomicBool,
 }
 
-#[allow(dead_code, reason = "for the learner")]
 impl SyncState {
     /// How many handles and layers were ever made of the group. Above zero, forward passes may communicate, and
     /// a rank that has no items has to run one all the same, on any batch, with [`SyncState::set_absent`].

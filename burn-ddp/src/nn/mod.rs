@@ -23,5 +23,4 @@ mod module;
 
 pub use batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
 pub use group::SyncGroup;
-#[allow(unused_imports, reason = "for the learner")]
 pub(crate) use group::SyncState;

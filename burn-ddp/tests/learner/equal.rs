@@ -9,8 +9,8 @@ use burn::train::metric::LossMetric;
 use burn::train::{Learner, SupervisedTraining, TrainStep};
 use burn_ddp::learner::{DdpStrategy, LaunchDdp, PlainRenderer};
 use burn_ddp::nn::SyncGroup;
-use burn_flex::Flex;
 use burn_ddp::{MicroStep, ProcessGroup, Replica, ReplicaOptions, Result};
+use burn_flex::Flex;
 
 use crate::harness::{Case, Launch, argument};
 use crate::setup::*;
@@ -61,7 +61,8 @@ fn table() -> Result<String> {
         "batch" => vec!["batch"],
         _ => vec!["none", "sync"],
     };
-    let all = cells(&norms).iter().map(|cell| Ok(tell(&launch(&group, cell)?))).collect::<Result<Vec<_>>>()?;
+    let all =
+        cells(&norms).iter().map(|cell| Ok(tell(&launch(&group, cell)?))).collect::<Result<Vec<_>>>()?;
     Ok(all.join("\n"))
 }
 
@@ -102,13 +103,18 @@ fn micro_batches() -> Result<String> {
             for window in batches.chunks(cell.accumulation) {
                 let pieces: Vec<_> = window
                     .iter()
-                    .flat_map(|ids| (0..world).map(move |rank| ids[burn_ddp::collective::chunk(ids.len(), world, rank)].to_vec()))
+                    .flat_map(|ids| {
+                        (0..world).map(move |rank| {
+                            ids[burn_ddp::collective::chunk(ids.len(), world, rank)].to_vec()
+                        })
+                    })
                     .filter(|ids| !ids.is_empty())
                     .collect();
                 let lr = burn::lr_scheduler::LrScheduler::step(&mut schedule);
                 for ids in pieces {
                     let weight = ids.len() as f64;
-                    let batch = burn::data::dataloader::batcher::Batcher::<B, _, _>::batch(&Batches, ids, &device);
+                    let batch =
+                        burn::data::dataloader::batcher::Batcher::<B, _, _>::batch(&Batches, ids, &device);
                     let grads: GradientsParams = model.step(batch).grads;
                     replica.no_sync(&model, MicroStep::new(grads).with_weight(weight))?;
                 }
@@ -174,8 +180,11 @@ fn train_plainly(ours: bool) -> Result<String> {
         .num_epochs(3);
     let schedule = LinearLrSchedulerConfig::new(0.05, 0.01, 20).init().expect("a schedule");
     let learner = Learner::new(model, burn::optim::AdamConfig::new().init(), schedule);
-    let result =
-        if ours { training.launch_ddp(&DdpStrategy::new(&group), learner)? } else { training.launch(learner) };
+    let result = if ours {
+        training.launch_ddp(&DdpStrategy::new(&group), learner)?
+    } else {
+        training.launch(learner)
+    };
     let mut bits: Vec<u64> = numbers(&result.model).into_iter().map(f64::to_bits).collect();
     bits.push(artifacts.path().join("train").exists().into());
     Ok(format!("{bits:?}"))
