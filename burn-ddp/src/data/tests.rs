@@ -275,3 +275,19 @@ fn ranks_that_disagree_on_uneven_data_are_named() {
         assert!(text.contains("rank 0 has Join, rank 2 has Truncate"), "{text}");
     }
 }
+
+#[test]
+fn accumulation_decides_what_is_dropped_or_filled() {
+    for rank in 0..2 {
+        let build = || builder(rank, 2).batch_size(4).accumulation(2).shuffle(9);
+        let of = |builder: DataLoaderBuilder<B, usize, Vec<usize>>| {
+            let loader = builder.build(Numbers::below(21)).expect("a loader");
+            let sizes: Vec<_> = batches(&loader).iter().map(Vec::len).collect();
+            assert_eq!(sizes.iter().sum::<usize>(), loader.num_items());
+            sizes
+        };
+        assert_eq!(of(build().drop_last()), [2; 4]);
+        assert_eq!(of(build().pad()), [2; 6]);
+        assert_eq!(of(build()).len(), 6 - rank);
+    }
+}
