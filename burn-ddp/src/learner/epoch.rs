@@ -35,8 +35,11 @@ where
         let epoch = global.items_processed;
         let iterator = self.panics.guard("the data loader", || loader.iter())?;
         let mut lockstep = Lockstep::new(iterator, &self.ddp.group, self.ddp.options.uneven);
+        if self.accumulation == 1 {
+            lockstep = lockstep.without_looking_ahead();
+        }
         let (mut iteration, mut window, mut stopped) = (0, 0, false);
-        while let Some(turn) = lockstep.next(self.wants_to_stop())? {
+        while let Some(turn) = self.panics.quietly(|| lockstep.next(self.wants_to_stop()))? {
             iteration += 1;
             window += 1;
             if !self.lr_ready {
@@ -128,7 +131,7 @@ where
         let iterator = self.panics.guard("the validation data loader", || loader.iter())?;
         let mut lockstep = Lockstep::new(iterator, &self.ddp.group, Uneven::Join);
         let (mut iteration, mut stopped) = (0, false);
-        while let Some(turn) = lockstep.next(self.wants_to_stop())? {
+        while let Some(turn) = self.panics.quietly(|| lockstep.next(self.wants_to_stop()))? {
             iteration += 1;
             let Turn { batch, progress, stop, .. } = turn;
             let output = match batch {
