@@ -37,7 +37,8 @@ fn check(source: &str) -> (bool, String) {
 fn an_output_that_cannot_be_gathered_is_a_compile_error_that_names_the_trait() {
     let (compiles, text) = check(PROGRAM);
     assert!(!compiles, "{text}");
-    let wanted = ["cannot be gathered from all ranks", "`DdpOutput`", "items, parts, join", "Scores<", "launch_ddp"];
+    let wanted =
+        ["cannot be gathered from all ranks", "`DdpOutput`", "items, parts, join", "Scores<", "launch_ddp"];
     for words in wanted {
         assert!(text.contains(words), "`{words}` is not in:\n{text}");
     }

@@ -1,10 +1,13 @@
 //! Everything that needs several processes as ranks: one binary, because linking Burn is slow.
 #![cfg(feature = "burn")]
 
+#[cfg(feature = "train")]
+mod data;
 mod equivalence;
 mod faults;
 mod group;
 mod harness;
+#[cfg(feature = "train")]
 mod norm;
 mod regression;
 mod startup;
@@ -14,9 +17,12 @@ mod toy;
 #[ignore = "not a test: the entry of the processes that tests launch"]
 fn rank_process() {
     let tables = [
+        #[cfg(feature = "train")]
+        data::CASES,
         equivalence::CASES,
         faults::CASES,
         group::CASES,
+        #[cfg(feature = "train")]
         norm::CASES,
         regression::CASES,
         startup::CASES,

@@ -66,11 +66,13 @@ pub enum Uneven {
 /// # }
 /// ```
 ///
-/// (`with_weight` takes anything that becomes an `f64`.)
+/// It holds one batch more than it has handed out.
 pub struct Lockstep<'a, G: Backend, O> {
     iterator: Box<dyn DataLoaderIterator<O> + 'a>,
     group: ProcessGroup<G>,
     uneven: Uneven,
+    /// Whether a batch is taken ahead.
+    ahead: bool,
     /// Whether a batch without items is a placeholder, and not one of an iterator that does not count.
     placeholders: bool,
     /// The batch after the turn that was handed out; before the first turn nothing is held.
@@ -132,6 +134,7 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
             iterator,
             group: group.clone(),
             uneven,
+            ahead: true,
             placeholders: group.attached::<Shards>().any_places(),
             following: None,
             begun: false,
@@ -140,6 +143,12 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
             failed: None,
             progress: (0, 0),
         }
+    }
+
+    /// In a world of one takes no batch ahead, so that batches and steps draw from a common random stream in the
+    /// order of the plain loop. The last turn then is not known as such.
+    pub(crate) fn without_looking_ahead(self) -> Self {
+        Self { ahead: self.group.world_size() > 1, ..self }
     }
 
     /// The next turn, the same on all ranks, or `None` on all ranks when there is none. With `stop` on any rank the
@@ -163,12 +172,14 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
         if self.over {
             return Ok(None);
         }
-        if !self.begun {
+        if !self.ahead || !self.begun {
             self.begun = true;
             self.following = self.take()?;
         }
         let current = self.following.take();
-        self.following = self.take()?;
+        if self.ahead {
+            self.following = self.take()?;
+        }
         self.progress = current.as_ref().map_or(self.progress, |held| held.progress);
         let items = current.as_ref().map_or(0, |held| held.items);
         let (processed, total) = self.progress;
@@ -186,7 +197,7 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
             Uneven::Truncate => reports.iter().all(has),
         };
         let stop = reports.iter().any(|report| report.stop);
-        self.over = stop || !agreed(|report| report.following);
+        self.over = stop || (self.ahead && !agreed(|report| report.following));
         if !agreed(|report| report.current) {
             self.over = true;
             return Ok(None);

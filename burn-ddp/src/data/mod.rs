@@ -33,6 +33,22 @@ pub use wrap::{local, slice, stride};
 
 pub(crate) use shards::{ShardState, Shards};
 
+/// Checks that `loader` is sharded for `group` and built alike on all ranks: for loops of your own, which could as
+/// well iterate a loader that gives every rank everything. All ranks must call it.
+///
+/// # Errors
+/// [`ErrorKind::Config`] for a loader that is neither built nor wrapped here, in a world of more than one;
+/// [`ErrorKind::Mismatch`] naming what differs and on which ranks.
+pub fn verify<B: Backend, O, G: Backend>(
+    loader: &Arc<dyn DataLoader<B, O>>,
+    group: &ProcessGroup<G>,
+) -> Result<()> {
+    match sharded(loader, group, "given").inspect_err(|error| group.fail(error))? {
+        Some(state) => compare(&state, group, "given"),
+        None => Ok(()),
+    }
+}
+
 /// What is known of a loader that `group` is to use for `what` ("training"); `None` for a foreign one in a world
 /// of one.
 ///
@@ -85,3 +101,6 @@ pub(crate) fn compare<G: Backend>(state: &ShardState, group: &ProcessGroup<G>, w
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -87,7 +87,7 @@ impl Share {
     pub(super) fn steps(&self, placeholders: bool) -> Range<usize> {
         match self.full_piece() {
             _ if placeholders => 0..self.draws.div_ceil(self.batch),
-            0 => 0..0,
+            _ if self.used.is_empty() => 0..0,
             full => self.used.start / full..self.used.end.div_ceil(full),
         }
     }
@@ -157,6 +157,151 @@ fn below(random: &mut ChaCha8Rng, bound: u64) -> u64 {
         let drawn = random.next_u64();
         if drawn <= u64::MAX - beyond {
             return drawn % bound;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(items: usize, batch: usize, tail: Tail, rank: usize, world: usize) -> Share {
+        Share::new(items, batch, batch, tail, Some(1), (rank, world))
+    }
+
+    /// The global batches of an epoch: what all ranks hold of each step, in rank order.
+    fn global(shares: &[Share], epoch: usize) -> Vec<Vec<usize>> {
+        let steps = shares.iter().map(|share| share.steps(false).end).max().unwrap_or(0);
+        let epochs: Vec<_> = shares.iter().map(|share| share.epoch(epoch)).collect();
+        let own = |step: usize| {
+            let has = shares.iter().zip(&epochs).filter(move |(share, _)| share.steps(false).contains(&step));
+            has.flat_map(|(share, epoch)| {
+                let indices = epoch.indices(step);
+                assert_eq!(indices.len(), share.count(step));
+                indices
+            })
+            .collect()
+        };
+        (0..steps).map(own).collect()
+    }
+
+    /// A change here changes the order of every run that is resumed. The values are those of another
+    /// implementation of ChaCha8.
+    #[test]
+    fn the_shuffle_is_this_one() {
+        assert_eq!(permutation(10, 42, 0), [2, 1, 4, 3, 7, 0, 5, 8, 6, 9]);
+        assert_eq!(permutation(10, 42, 1), [2, 6, 1, 5, 4, 3, 0, 9, 8, 7]);
+    }
+
+    #[test]
+    fn every_position_is_as_likely_as_any_other() {
+        let mut counts = [[0; 4]; 4];
+        for epoch in 0..4000 {
+            for (position, item) in permutation(4, 7, epoch).into_iter().enumerate() {
+                counts[position][item] += 1;
+            }
+        }
+        assert!(counts.iter().flatten().all(|count| (850..1150).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn every_world_size_has_the_global_batches_of_one() {
+        for (items, batch) in [(11, 5), (16, 5), (21, 5), (21, 4), (3, 7), (50, 4), (8, 3), (1, 1)] {
+            for tail in [Tail::Split, Tail::Drop, Tail::Pad] {
+                for epoch in [0, 1, 9] {
+                    let of = |world: usize| {
+                        let shares = (0..world).map(|rank| share(items, batch, tail, rank, world));
+                        global(&shares.collect::<Vec<_>>(), epoch)
+                    };
+                    let one = of(1);
+                    let mut all = one.concat();
+                    all.sort_unstable();
+                    match tail {
+                        Tail::Split => assert_eq!(all, (0..items).collect::<Vec<_>>()),
+                        Tail::Drop => assert_eq!(all.len(), items / batch * batch),
+                        Tail::Pad => assert_eq!(all.len(), items.div_ceil(batch) * batch),
+                    }
+                    for world in 2..=4 {
+                        assert_eq!(of(world), one, "{items} items by {batch}, {tail:?}, {world} ranks");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn epochs_differ_and_repeat_with_the_seed() {
+        let orders: Vec<_> = (0..3).map(|epoch| permutation(16, 1, epoch)).collect();
+        assert!(orders[0] != orders[1] && orders[1] != orders[2] && orders[0] != orders[2]);
+        assert_eq!(permutation(16, 1, 2), orders[2]);
+        assert_ne!(permutation(16, 2, 2), orders[2]);
+        let unshuffled = Share::new(5, 2, 2, Tail::Split, None, (0, 1)).epoch(3);
+        assert_eq!(
+            [unshuffled.indices(0), unshuffled.indices(1), unshuffled.indices(2)].concat(),
+            [0, 1, 2, 3, 4]
+        );
+    }
+
+    #[test]
+    fn global_batches_are_split_as_evenly_as_it_goes() {
+        // Items, batch, and for each rank the items of its batches.
+        let table: &[(usize, usize, &[&[usize]])] = &[
+            (11, 5, &[&[3, 3, 1], &[2, 2]]),
+            (21, 4, &[&[2, 2, 2, 2, 2, 1], &[2, 2, 2, 2, 2]]),
+            (12, 5, &[&[2, 2, 1], &[2, 2, 1], &[1, 1]]),
+            (6, 4, &[&[1, 1], &[1, 1], &[1], &[1]]),
+            (5, 2, &[&[1, 1, 1], &[1, 1], &[]]),
+        ];
+        for (items, batch, ranks) in table {
+            for (rank, expected) in ranks.iter().enumerate() {
+                let share = share(*items, *batch, Tail::Split, rank, ranks.len());
+                let counts: Vec<_> = share.steps(false).map(|step| share.count(step)).collect();
+                assert_eq!(counts, *expected, "{items} items by {batch}, rank {rank}");
+                assert_eq!(share.own(), expected.iter().sum::<usize>());
+            }
+        }
+    }
+
+    #[test]
+    fn whole_windows_are_dropped_or_filled() {
+        for (tail, each) in [(Tail::Drop, 8), (Tail::Pad, 12)] {
+            for rank in 0..2 {
+                let share = Share::new(21, 4, 8, tail, Some(1), (rank, 2));
+                assert_eq!((share.own(), share.steps(false).len()), (each, each / 2), "{tail:?}");
+            }
+        }
+        let padded = Share::new(3, 4, 8, Tail::Pad, None, (0, 1)).epoch(0);
+        assert_eq!([padded.indices(0), padded.indices(1)], [[0, 1, 2, 0], [1, 2, 0, 1]]);
+    }
+
+    #[test]
+    fn a_rank_without_items_can_stand_in_with_the_first_of_the_batch() {
+        let of = |rank| {
+            let share = Share::new(11, 5, 5, Tail::Split, Some(1), (rank, 2));
+            let epoch = share.epoch(0);
+            share.steps(true).map(|step| (share.count(step), epoch.indices(step))).collect::<Vec<_>>()
+        };
+        let (first, second) = (of(0), of(1));
+        assert_eq!((first.len(), second.len()), (3, 3));
+        assert_eq!((first[2].0, second[2].0), (1, 0));
+        assert_eq!(first[2].1, second[2].1);
+    }
+
+    #[test]
+    fn slices_of_a_share_tile_it() {
+        for rank in 0..2 {
+            let share = share(21, 5, Tail::Split, rank, 2);
+            let of = |share: &Share| {
+                let epoch = share.epoch(4);
+                let items: Vec<_> = share.steps(false).flat_map(|step| epoch.indices(step)).collect();
+                assert_eq!(items.len(), share.own());
+                items
+            };
+            for cut in 0..=share.own() {
+                let parts = [share.slice(0..cut), share.slice(cut..usize::MAX)];
+                assert_eq!([of(&parts[0]), of(&parts[1])].concat(), of(&share), "cut at {cut}");
+                assert_eq!(of(&parts[1].slice(0..1)), of(&share.slice(cut..cut + 1)));
+            }
         }
     }
 }

@@ -116,7 +116,7 @@ mod tests {
     fn a_loader_is_found_through_every_handle() {
         let shards = Shards::default();
         let (a, b) = (entered(&shards, "a"), entered(&shards, "b"));
-        let found = |loader| shards.find(loader).map(|state| state.fingerprint());
+        let found = |loader: &Arc<Loader>| shards.find(loader).map(|state| state.fingerprint());
         assert_eq!(found(&a.clone()), Some("a".into()));
         assert_eq!(found(&b), Some("b".into()));
         assert_eq!(shards.find(&Arc::new(a.1)).map(|state| state.fingerprint()), None);

@@ -240,3 +240,96 @@ impl<O> DataLoaderIterator<O> for Stride<'_, O> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::data::dataloader::batcher::Batcher;
+    use burn::data::dataloader::{BatchDataLoader, FixBatchStrategy};
+    use burn::data::dataset::InMemDataset;
+    use burn_flex::{Flex, FlexDevice};
+
+    use super::*;
+
+    type Loader = Arc<dyn DataLoader<Flex, Vec<usize>>>;
+
+    struct Collect;
+
+    impl Batcher<Flex, usize, Vec<usize>> for Collect {
+        fn batch(&self, items: Vec<usize>, _: &FlexDevice) -> Vec<usize> {
+            items
+        }
+    }
+
+    fn foreign(items: usize, batch: usize) -> Loader {
+        let strategy = Box::new(FixBatchStrategy::new(batch));
+        let dataset = Arc::new(InMemDataset::new((0..items).collect()));
+        Arc::new(BatchDataLoader::new(strategy, dataset, Arc::new(Collect), FlexDevice, None))
+    }
+
+    /// The batches of an iteration, each with the items by which it moved the progress.
+    fn counted(loader: &Loader) -> Vec<(Vec<usize>, usize)> {
+        let mut iterator = loader.iter();
+        let mut batches = Vec::new();
+        let mut before = 0;
+        while let Some(batch) = iterator.next() {
+            let now = iterator.progress().items_processed;
+            batches.push((batch, now - before));
+            before = now;
+        }
+        assert_eq!(iterator.progress().items_total, before, "all were counted");
+        batches
+    }
+
+    #[test]
+    fn a_stride_counts_its_own_batches() {
+        // Batches of 3, 3, 3 and 1.
+        let of =
+            |rank| counted(&wrap(foreign(10, 3), Arc::default(), (rank, 3), How::Stride { rank, world: 3 }));
+        assert_eq!(of(0), [(vec![0, 1, 2], 3), (vec![9], 1)]);
+        assert_eq!(of(1), [(vec![3, 4, 5], 3)]);
+        assert_eq!(of(2), [(vec![6, 7, 8], 3)]);
+    }
+
+    #[test]
+    fn a_stride_stands_in_with_the_first_batch_of_the_round() {
+        for (rank, last) in [(0, 1), (1, 0), (2, 0)] {
+            let shards = Arc::<Shards>::default();
+            let loader = wrap(foreign(10, 3), shards.clone(), (rank, 3), How::Stride { rank, world: 3 });
+            shards.find(&loader).expect("known").set_placeholders(true);
+            let batches = counted(&loader);
+            assert_eq!((batches.len(), &batches[1]), (2, &(vec![9], last)), "rank {rank}");
+        }
+    }
+
+    #[test]
+    fn slices_differ_in_length_by_at_most_one() {
+        for world in 1..=5 {
+            let of = |rank| {
+                let loader = wrap(foreign(21, 4), Arc::default(), (rank, world), How::Slice);
+                let items: Vec<_> = counted(&loader).into_iter().flat_map(|(batch, _)| batch).collect();
+                assert_eq!(loader.num_items(), items.len());
+                items
+            };
+            let parts: Vec<_> = (0..world).map(of).collect();
+            assert_eq!(parts.concat(), (0..21).collect::<Vec<_>>());
+            assert!(parts.iter().all(|part| part.len().abs_diff(21 / world) <= 1));
+        }
+    }
+
+    #[test]
+    fn what_is_made_of_a_wrapped_loader_is_known_too() {
+        for how in [How::Slice, How::Stride { rank: 1, world: 2 }, How::Local] {
+            let shards = Arc::<Shards>::default();
+            let loader = wrap(foreign(12, 2), shards.clone(), (1, 2), how);
+            let parts = [loader.slice(0, 2), loader.slice(2, loader.num_items())];
+            let all: Vec<_> = parts.iter().flat_map(counted).map(|(batch, _)| batch).collect();
+            let whole: Vec<_> = counted(&loader).into_iter().map(|(batch, _)| batch).collect();
+            assert_eq!(all.concat(), whole.concat());
+            for known in [&loader.to_device(&FlexDevice), &parts[0], &parts[1]] {
+                assert!(shards.find(known).is_some());
+            }
+            let again = wrap(loader.clone(), shards.clone(), (1, 2), How::Slice);
+            assert!(Arc::ptr_eq(&again, &loader), "not sharded twice");
+        }
+    }
+}

@@ -35,8 +35,11 @@ where
         let epoch = global.items_processed;
         let iterator = self.panics.guard("the data loader", || loader.iter())?;
         let mut lockstep = Lockstep::new(iterator, &self.ddp.group, self.ddp.options.uneven);
+        if self.accumulation == 1 {
+            lockstep = lockstep.without_looking_ahead();
+        }
         let (mut iteration, mut window, mut stopped) = (0, 0, false);
-        while let Some(turn) = lockstep.next(self.wants_to_stop())? {
+        while let Some(turn) = self.panics.quietly(|| lockstep.next(self.wants_to_stop()))? {
             iteration += 1;
             window += 1;
             if !self.lr_ready {
@@ -46,9 +49,7 @@ where
             let Turn { batch, items, last, stop, progress, .. } = turn;
             let (micro_step, output) = self.forward_backward(batch, placed && items == 0, iteration)?;
             let model = self.learner.model();
-            if window == self.accumulation
-                || (last && self.ddp.options.window == IncompleteWindow::Flush)
-            {
+            if window == self.accumulation || (last && self.ddp.options.window == IncompleteWindow::Flush) {
                 let reduced = self.replica.reduce(&model, micro_step)?;
                 drop(model);
                 self.optimize(reduced.grads)?;
@@ -56,7 +57,9 @@ where
             } else {
                 self.replica.no_sync(&model, micro_step)?;
             }
-            if let Some(item) = self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))? {
+            if let Some(item) =
+                self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))?
+            {
                 let lr = Some(self.learner.lr_current());
                 let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), lr);
                 self.events.train(LearnerEvent::ProcessedItem(item))?;
@@ -128,14 +131,16 @@ where
         let iterator = self.panics.guard("the validation data loader", || loader.iter())?;
         let mut lockstep = Lockstep::new(iterator, &self.ddp.group, Uneven::Join);
         let (mut iteration, mut stopped) = (0, false);
-        while let Some(turn) = lockstep.next(self.wants_to_stop())? {
+        while let Some(turn) = self.panics.quietly(|| lockstep.next(self.wants_to_stop()))? {
             iteration += 1;
             let Turn { batch, progress, stop, .. } = turn;
             let output = match batch {
                 Some(batch) => Some(self.panics.guard("the validation step", || model.step(batch))?),
                 None => None,
             };
-            if let Some(item) = self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))? {
+            if let Some(item) =
+                self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))?
+            {
                 let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), None);
                 self.events.valid(LearnerEvent::ProcessedItem(item))?;
             }

@@ -106,8 +106,7 @@ impl<G: Backend> Outputs<G> {
 /// A rank's share, and the bytes its tensors have, sent or not.
 fn decode(message: &[u8]) -> Result<(Share, usize)> {
     let wrong = || Error::new(ErrorKind::Mismatch, "sent an output of another version");
-    let (announcement, mut rest) =
-        postcard::take_from_bytes::<Announcement>(message).map_err(|_| wrong())?;
+    let (announcement, mut rest) = postcard::take_from_bytes::<Announcement>(message).map_err(|_| wrong())?;
     let Announcement { items, weight, loss, bytes, tensors } = announcement;
     let mut parts = Parts { loss, tensors: Vec::new() };
     for (dtype, shape) in tensors {

@@ -72,6 +72,11 @@ impl Panics {
         })
     }
 
+    /// Runs code that returns a panic of the training thread as an error by itself, which then need not be printed.
+    pub(super) fn quietly<T>(&self, run: impl FnOnce() -> T) -> T {
+        self.catch(run).unwrap_or_else(|payload| std::panic::resume_unwind(payload))
+    }
+
     fn catch<T>(&self, run: impl FnOnce() -> T) -> std::thread::Result<T> {
         self.0.guards.fetch_add(1, Ordering::SeqCst);
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(run));

@@ -11,7 +11,8 @@ use burn::train::checkpoint::CheckpointerError;
 use burn::train::metric::store::{Aggregate, EventStoreClient, Split};
 use burn::train::{
     CloneEarlyStoppingStrategy, EventProcessorTraining, Interrupter, Learner, LearnerEvent,
-    LearningCheckpointer, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader, ValidLoader,
+    LearningCheckpointer, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
+    ValidLoader,
 };
 
 use super::gather::Outputs;
@@ -249,7 +250,8 @@ where
         self.events.flush(epoch)?;
         let (learner, store) = (&self.learner, &self.events.store);
         if let Some(checkpointer) = checkpointer {
-            self.panics.guard_threads("the checkpointer", || checkpointer.checkpoint(learner, epoch, store))?;
+            self.panics
+                .guard_threads("the checkpointer", || checkpointer.checkpoint(learner, epoch, store))?;
         }
         let over = match early_stopping {
             Some(strategy) => {

@@ -37,11 +37,7 @@ struct Prepared<LC: LearningComponentsTypes> {
 }
 
 impl<LC: LearningComponentsTypes> Strategy<LC> {
-    pub(super) fn new(
-        ddp: DdpStrategy<Inner<LC>>,
-        panics: Panics,
-        names: Arc<Mutex<Vec<String>>>,
-    ) -> Self {
+    pub(super) fn new(ddp: DdpStrategy<Inner<LC>>, panics: Panics, names: Arc<Mutex<Vec<String>>>) -> Self {
         Self { ddp, panics, names, failure: Mutex::default() }
     }
 

@@ -5,48 +5,51 @@
 //!
 //! # One collective, and exact
 //!
-//! Sums of `x` and of `x²` would be one collective as well, but their difference loses everything where the mean is
-//! large against the deviation: mean 1000, deviation 1 leaves no digit of the variance in f32. Two
-//! collectives, the second over squared deviations from the global mean, are exact and cost a second round trip in
-//! each direction. So each rank takes its own mean `m_r` and its own sum of squared deviations `q_r`, as a single
-//! process does, the ranks gather `[m_r, q_r, c_r]` (`c_r` elements a channel), and each combines them by Chan's formula
+//! Sums of `x` and of `x²` would be one collective as well, but their difference loses everything where the
+//! mean is large against the deviation: mean 1000, deviation 1 leaves no digit of the variance in f32. Two
+//! collectives, the second over squared deviations from the global mean, are exact and cost a second round trip
+//! in each direction. So each rank takes its own mean `m_r` and its own sum of squared deviations `q_r`, as a
+//! single process does, the ranks gather `[m_r, q_r, c_r]` (`c_r` elements a channel), and each combines them
+//! by Chan's formula
 //!
 //! ```text
 //! c = Σ c_r     mean = Σ c_r m_r / c     var = (Σ q_r + Σ c_r (m_r - mean)²) / c
 //! ```
 //!
-//! in rank order, so that the bits are equal on all ranks. Going back, the gradient of what was gathered is summed
-//! over ranks and scattered: one collective a layer in each direction. The variance is the biased one (`/ c`), for
-//! the normalization and for the running variance, as in Burn. Deviations are taken from means that are cut off from the
-//! graph: `Σ (x - m) = 0`, so the derivative through them is zero, and leaving it out leaves out its rounding error.
+//! in rank order, so that the bits are equal on all ranks. Going back, the gradient of what was gathered is
+//! summed over ranks and scattered: one collective a layer in each direction. The variance is the biased one
+//! (`/ c`), for the normalization and for the running variance, as in Burn. Deviations are taken from means
+//! that are cut off from the graph: `Σ (x - m) = 0`, so the derivative through them is zero, and leaving it out
+//! leaves out its rounding error.
 //!
 //! # Whose gradient
 //!
-//! Let rank r have `n_r` of the `N` items, `L_r` be the mean loss of its items, and `s` the gathered statistics.
-//! The loss of the global batch is `L = Σ_r (n_r / N) L_r`, and parameters act on it through each rank's own
-//! activations and through `s`, which rank q influences by its own part `s_q`:
+//! Let rank r have `n_r` of the `N` items, `L_r` be the mean loss of its items, and `s` the gathered
+//! statistics. The loss of the global batch is `L = Σ_r (n_r / N) L_r`, and parameters act on it through each
+//! rank's own activations and through `s`, which rank q influences by its own part `s_q`:
 //!
 //! ```text
 //! dL/dθ = Σ_q (n_q / N) [ ∂L_q/∂x_q · dx_q/dθ ]  +  Σ_q [ Σ_r (n_r / N) ∂L_r/∂s_q ] · ds_q/dθ
 //! ```
 //!
-//! Rank q computes `g_q`, and the reducer makes `Σ_q n_q g_q / N` of all of them, so `g_q` must hold the second term as
+//! Rank q computes `g_q`, and the reducer makes `Σ_q n_q g_q / N` of all of them, so `g_q` must hold the second
+//! term as
 //!
 //! ```text
 //! (1 / n_q) · [ Σ_r n_r ∂L_r/∂s_q ] · ds_q/dθ
 //! ```
 //!
-//! That is what the backward pass does: each rank multiplies the gradient of `s` by its `n_r`, the
-//! ranks sum, and each divides its part by its own `n_q`. With equal shares the factors cancel and a plain sum
-//! remains; with unequal ones a plain sum is wrong (it is what PyTorch does). Only ratios between the ranks of one
-//! micro-step enter, so the same holds for each micro-step of an accumulation window, with or without
-//! weights. A rank without items (`n_q = 0`) sends zeros and gets zeros.
+//! That is what the backward pass does: each rank multiplies the gradient of `s` by its `n_r`, the ranks sum,
+//! and each divides its part by its own `n_q`. With equal shares the factors cancel and a plain sum remains;
+//! with unequal ones a plain sum is wrong (it is what PyTorch does). Only ratios between the ranks of one
+//! micro-step enter, so the same holds for each micro-step of an accumulation window, with or without weights.
+//! A rank without items (`n_q = 0`) sends zeros and gets zeros.
 //!
-//! `n_r` is the first dimension of the layer's input. **This assumes that the loss is a mean over items, weighed by
-//! items** ([`MicroStep::with_weight`](crate::MicroStep::with_weight), as the learner does, or equal shares), and
-//! that the first dimension is in proportion to them on all ranks, as it is for `[items, channels, ..]` and for
-//! `[items * steps, channels]` of one length. Where every rank's loss counts the same whatever its items, build
-//! the layers with [`SyncGroup::with_equal_weights`].
+//! `n_r` is the first dimension of the layer's input. **This assumes that the loss is a mean over items,
+//! weighed by items** ([`MicroStep::with_weight`](crate::MicroStep::with_weight), as the learner does, or equal
+//! shares), and that the first dimension is in proportion to them on all ranks, as it is for `[items, channels,
+//! ..]` and for `[items * steps, channels]` of one length. Where every rank's loss counts the same whatever its
+//! items, build the layers with [`SyncGroup::with_equal_weights`].
 
 use burn::config::Config;
 use burn::nn::{BatchNorm, BatchNormConfig};
@@ -70,8 +73,8 @@ pub struct SyncBatchNormConfig {
 }
 
 impl SyncBatchNormConfig {
-    /// A new layer. With `None` it is Burn's `BatchNorm`, normalizing by the batch it sees, so that one model type
-    /// serves for either.
+    /// A new layer. With `None` it is Burn's `BatchNorm`, normalizing by the batch it sees, so that one model
+    /// type serves for either.
     ///
     /// # Errors
     /// When tensors of `B` cannot be sent by the group, naming both backends.
@@ -98,22 +101,22 @@ impl SyncBatchNormConfig {
 ///
 /// It stands on Burn's `BatchNorm`, whose fields (`gamma`, `beta`, `running_mean`, `running_var`, `momentum`,
 /// `epsilon`) are reached through it and whose record it has: what was saved from one loads into the other. In
-/// training its statistics are those of all ranks' inputs, one collective forward and one backward, and all ranks
-/// have to call it alike. In evaluation (`valid()`), in a world of one and without a group it is Burn's layer, bit for
-/// bit, and does not communicate. Running statistics are equal on all ranks by themselves.
+/// training its statistics are those of all ranks' inputs, one collective forward and one backward, and all
+/// ranks have to call it alike. In evaluation (`valid()`), in a world of one and without a group it is Burn's
+/// layer, bit for bit, and does not communicate. Running statistics are equal on all ranks by themselves.
 ///
-/// Gradients are those of one process on the global batch, with unequal shares too, provided that the loss is what this
-/// layer takes it to be: a mean over each rank's items, weighed by their number, which is the first dimension of the
-/// input. That is so for micro-steps with the weight of their items ([`MicroStep::with_weight`]) and
-/// for equal shares; for losses that count the same whatever the share there is
-/// [`SyncGroup::with_equal_weights`]. A rank without items: [`SyncGroup::set_absent`].
+/// Gradients are those of one process on the global batch, with unequal shares too, provided that the loss is
+/// what this layer takes it to be: a mean over each rank's items, weighed by their number, which is the first
+/// dimension of the input. That is so for micro-steps with the weight of their items
+/// ([`MicroStep::with_weight`]) and for equal shares; for losses that count the same whatever the share there
+/// is [`SyncGroup::with_equal_weights`]. A rank without items: [`SyncGroup::set_absent`].
 ///
 /// A half-precision input is normalized in f32, and the output is half again.
 ///
 /// [`MicroStep::with_weight`]: crate::MicroStep::with_weight
 ///
-/// A collective that fails ends the group: the layer goes on with this rank's statistics, leaves its running ones
-/// alone, and the next `Replica::reduce` returns the first cause.
+/// A collective that fails ends the group: the layer goes on with this rank's statistics, leaves its running
+/// ones alone, and the next `Replica::reduce` returns the first cause.
 #[derive(Clone, Debug)]
 pub struct SyncBatchNorm<B: Backend> {
     pub(super) plain: BatchNorm<B>,

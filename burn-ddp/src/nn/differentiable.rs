@@ -2,8 +2,8 @@
 //!
 //! The backward pass of a sum over ranks is a sum over ranks, that of a gather is a scattered sum: a value that
 //! has gone to all ranks has a gradient from all of them. Each of the two directions is one collective of the
-//! group, on the thread that calls `backward()`, which holds the graph's lock meanwhile; only tensors of the inner
-//! backend are touched.
+//! group, on the thread that calls `backward()`, which holds the graph's lock meanwhile; only tensors of the
+//! inner backend are touched.
 //!
 //! Neither direction can return an error through Burn. A collective that fails has ended the group before it
 //! returns, so the tensor is handed on as this rank had it, and the first cause comes out of the next call that

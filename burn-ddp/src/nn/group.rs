@@ -22,27 +22,26 @@ pub(crate) struct SyncState {
     absent: AtomicBool,
 }
 
-#[allow(dead_code, reason = "for the learner")]
 impl SyncState {
-    /// How many handles and layers were ever made of the group. Above zero, forward passes may communicate, and a rank
-    /// that has no items has to run one all the same, on any batch, with [`SyncState::set_absent`].
+    /// How many handles and layers were ever made of the group. Above zero, forward passes may communicate, and
+    /// a rank that has no items has to run one all the same, on any batch, with [`SyncState::set_absent`].
     pub(crate) fn modules(&self) -> usize {
         self.modules.load(Ordering::Relaxed)
     }
 
-    /// See [`SyncGroup::set_absent`]. What an absent rank receives is everybody's, so its running states stay equal
-    /// to theirs.
+    /// See [`SyncGroup::set_absent`]. What an absent rank receives is everybody's, so its running states stay
+    /// equal to theirs.
     pub(crate) fn set_absent(&self, absent: bool) {
         self.absent.store(absent, Ordering::Relaxed);
     }
 }
 
-/// A handle to a process group for layers that communicate in their forward pass. Clones are handles to the same
-/// group.
+/// A handle to a process group for layers that communicate in their forward pass. Clones are handles to the
+/// same group.
 ///
 /// It has no backend type, so a model that is generic over its backend can hold it. Whether tensors of the
-/// model's backend can be sent is checked when a layer is made of it: they are those of the group's own backend, or of
-/// `Autodiff` of it with either of Burn's checkpointing strategies.
+/// model's backend can be sent is checked when a layer is made of it: they are those of the group's own
+/// backend, or of `Autodiff` of it with either of Burn's checkpointing strategies.
 #[derive(Clone)]
 pub struct SyncGroup {
     group: Arc<dyn AnyGroup>,
@@ -51,16 +50,18 @@ pub struct SyncGroup {
 }
 
 impl SyncGroup {
-    /// A handle to `group`. The group lives as long as the handle, and so as long as a model that has layers of it.
+    /// A handle to `group`. The group lives as long as the handle, and so as long as a model that has layers of
+    /// it.
     pub fn new<G: Backend>(group: &ProcessGroup<G>) -> Self {
         let state = group.attached::<SyncState>();
         state.modules.fetch_add(1, Ordering::Relaxed);
         Self { group: Arc::new(group.clone()), state, equal_weights: false }
     }
 
-    /// For training in which every rank's loss counts the same whatever its number of items: micro-steps without
-    /// weights but of unequal size, and [`GradientReduction::Sum`](crate::GradientReduction::Sum). By default
-    /// layers take it that a rank's loss counts by its items, see [`SyncBatchNorm`](super::SyncBatchNorm).
+    /// For training in which every rank's loss counts the same whatever its number of items: micro-steps
+    /// without weights but of unequal size, and [`GradientReduction::Sum`](crate::GradientReduction::Sum). By
+    /// default layers take it that a rank's loss counts by its items, see
+    /// [`SyncBatchNorm`](super::SyncBatchNorm).
     pub fn with_equal_weights(self) -> Self {
         Self { equal_weights: true, ..self }
     }
@@ -76,8 +77,8 @@ impl SyncGroup {
     }
 
     /// For loops of your own: while absent, this rank takes part in every collective of its layers, forward and
-    /// backward, and contributes nothing to it. A rank without items in a global batch has to do that, or the others
-    /// wait for it:
+    /// backward, and contributes nothing to it. A rank without items in a global batch has to do that, or the
+    /// others wait for it:
     ///
     /// ```no_run
     /// # use burn::tensor::{Tensor, backend::AutodiffBackend};
@@ -91,23 +92,23 @@ impl SyncGroup {
     /// # }
     /// ```
     ///
-    /// It concerns all handles to the group in this process. What counts for a backward pass is what was set during
-    /// its forward pass. At least one rank must not be absent.
+    /// It concerns all handles to the group in this process. What counts for a backward pass is what was set
+    /// during its forward pass. At least one rank must not be absent.
     pub fn set_absent(&self, absent: bool) {
         self.state.set_absent(absent);
     }
 
     /// The element-wise sum of all ranks' `tensor`, on every rank, as an operation that can be differentiated.
     ///
-    /// Its backward pass is the same operation: the gradient of `tensor` is the **sum** over ranks of the gradients of
-    /// the result. With `y` the sum and a loss of `y` on each rank, every rank's gradient is that of the sum of all
-    /// losses, for two ranks twice that of one. A mean over ranks is this divided by the
+    /// Its backward pass is the same operation: the gradient of `tensor` is the **sum** over ranks of the
+    /// gradients of the result. With `y` the sum and a loss of `y` on each rank, every rank's gradient is that
+    /// of the sum of all losses, for two ranks twice that of one. A mean over ranks is this divided by the
     /// world size, forward and backward. In a world of one `tensor` is returned as it is.
     ///
     /// # Errors
-    /// None that could be returned here, in a forward pass. After a failed collective, and when
-    /// tensors of `B` cannot be sent by this group, `tensor` is returned unreduced and the group has ended: every later
-    /// call, of all ranks, returns the first cause, and so does the next `Replica::reduce`.
+    /// None that could be returned here, in a forward pass. After a failed collective, and when tensors of `B`
+    /// cannot be sent by this group, `tensor` is returned unreduced and the group has ended: every later call,
+    /// of all ranks, returns the first cause, and so does the next `Replica::reduce`.
     pub fn all_reduce_sum<B: Backend, const D: usize>(&self, tensor: Tensor<B, D>) -> Tensor<B, D> {
         if self.world_size() == 1 {
             return tensor;
@@ -116,8 +117,8 @@ impl SyncGroup {
         self.exchange(tensor.reshape([-1]), Kind::Sum, 1.0, false).0.reshape(shape)
     }
 
-    /// The tensors of all ranks, one after the other. `items` is how much this rank's loss weighs. The flag is false
-    /// when this failed and the other ranks' parts are zeros.
+    /// The tensors of all ranks, one after the other. `items` is how much this rank's loss weighs. The flag is
+    /// false when this failed and the other ranks' parts are zeros.
     pub(super) fn gather<B: Backend>(&self, tensor: Tensor<B, 1>, items: usize) -> (Tensor<B, 1>, bool) {
         let weight = if self.equal_weights { 1.0 } else { items as f64 };
         self.exchange(tensor, Kind::Gather, weight, items == 0)
@@ -180,7 +181,8 @@ trait AnyGroup: Send + Sync {
     fn backend(&self) -> &'static str;
     /// Whether tensors of this backend can be sent.
     fn takes(&self, backend: TypeId) -> bool;
-    /// Replaces a `Tensor<_, 1>` of a backend that it takes by what came of the collective, and says whether it did.
+    /// Replaces a `Tensor<_, 1>` of a backend that it takes by what came of the collective, and says whether it
+    /// did.
     fn exchange(&self, tensor: &mut dyn Any, kind: Kind, weight: f64, absent: bool) -> Option<bool>;
     fn fail(&self, error: &Error);
 }

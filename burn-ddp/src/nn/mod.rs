@@ -3,10 +3,10 @@
 //! Nothing else in this crate does: gradients meet after the backward pass, and evaluation is a rank's own
 //! affair. A normalization by the statistics of the global batch cannot wait until then, because every
 //! activation behind it depends on them. So these layers are the exception, off unless a model is built with
-//! them, and they bring a rule along: **all ranks run the same forward and backward passes**, as many of them and
-//! in the same order. Burn walks a graph in an order that depends on its shape alone, so equal models keep that
-//! rule by themselves, branches included; a model that takes another path on one rank breaks it. Evaluation
-//! (`model.valid()`) never communicates.
+//! them, and they bring a rule along: **all ranks run the same forward and backward passes**, as many of them
+//! and in the same order. Burn walks a graph in an order that depends on its shape alone, so equal models keep
+//! that rule by themselves, branches included; a model that takes another path on one rank breaks it.
+//! Evaluation (`model.valid()`) never communicates.
 //!
 //! The seam is [`SyncGroup`], a process group without its backend type: a user's `Model<B: Backend>` can hold
 //! layers made from it without a bound on `B`, which Burn's `Module` derive could not express.
@@ -23,5 +23,4 @@ mod module;
 
 pub use batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
 pub use group::SyncGroup;
-#[allow(unused_imports, reason = "for the learner")]
 pub(crate) use group::SyncState;

@@ -26,6 +26,7 @@ use crate::store::{PrefixStore, Store, TcpStore};
 use crate::transport::tcp::{Listener, TcpTransport};
 use crate::transport::{Liveness, PeerInfo};
 
+#[cfg(feature = "train")]
 mod attached;
 mod collectives;
 mod kind;
@@ -61,6 +62,7 @@ struct Inner<B: Backend> {
     options: GroupOptions,
     counters: Arc<Counters>,
     splits: AtomicUsize,
+    #[cfg(feature = "train")]
     attached: attached::Attached,
     /// `None` in a world of one.
     connected: Option<Connected<B>>,
@@ -188,6 +190,7 @@ impl<B: Backend> ProcessGroup<B> {
             options,
             counters: Arc::default(),
             splits: AtomicUsize::new(0),
+            #[cfg(feature = "train")]
             attached: attached::Attached::default(),
             connected,
         }))
@@ -214,6 +217,7 @@ impl<B: Backend> ProcessGroup<B> {
     }
 
     /// What a floor above keeps for as long as the group lives: one value of each type, made when first asked for.
+    #[cfg(feature = "train")]
     pub(crate) fn attached<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         self.0.attached.get()
     }
@@ -266,6 +270,7 @@ impl<B: Backend> ProcessGroup<B> {
     /// An error that any rank found before this point, on every rank: its own, or else the first rank's. For
     /// checks that mostly fail alike, so that each rank reports what it found and not that another has failed. All
     /// ranks must call it.
+    #[cfg(feature = "train")]
     pub(crate) fn alike<T>(&self, found: Result<T>) -> Result<T> {
         let mine = found.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let all = self.all_gather_bytes(mine.into_bytes())?;

@@ -46,9 +46,9 @@ pub struct Replica<B: AutodiffBackend> {
 }
 
 impl<B: AutodiffBackend> Replica<B> {
-    /// Makes `model` equal on all ranks and returns it with the replica that keeps it so. All ranks call it with
-    /// the same model and options, before the optimizer sees the model: other ranks' parameters take rank 0's
-    /// values and ids.
+    /// Makes `model` equal on all ranks and returns it with the replica that keeps it so. All ranks call it
+    /// with the same model and options, before the optimizer sees the model: other ranks' parameters take rank
+    /// 0's values and ids.
     ///
     /// In a world of one `model` is returned as it is.
     ///
@@ -162,9 +162,9 @@ impl<B: AutodiffBackend> Replica<B> {
         verify_parameters::<B, M>(model, &self.group, self.steps)
     }
 
-    /// Makes the running states of `model` (the statistics of normalization layers) equal on all ranks, bit for bit.
-    /// They are no gradients: each rank's follow its own batches, and whoever evaluates or saves the model wants
-    /// one set. All ranks must call it, between optimizer steps. What is equal already is left as it is.
+    /// Makes the running states of `model` (the statistics of normalization layers) equal on all ranks, bit for
+    /// bit. They are no gradients: each rank's follow its own batches, and whoever evaluates or saves the model
+    /// wants one set. All ranks must call it, between optimizer steps. What is equal already is left as it is.
     ///
     /// Without running states, and in a world of one, nothing is done and nothing sent.
     pub fn sync_buffers<M: AutodiffModule<B>>(&self, model: &M, how: BufferSync) -> Result<()> {

@@ -185,7 +185,8 @@ fn stopped() -> Result<String> {
     let batcher = Watched { made: Arc::default(), at: 3, then };
     // Long enough that only a stop ends it.
     let train = DataLoaderBuilder::new(batcher, &group).batch_size(5).build(Items(5_000_000))?;
-    let training = training(artifacts.path(), train, valid).num_epochs(2).with_interrupter(interrupter.clone());
+    let training =
+        training(artifacts.path(), train, valid).num_epochs(2).with_interrupter(interrupter.clone());
     training.launch_ddp(&DdpStrategy::new(&group), learner(&group, &NetConfig::new())?)?;
     Ok(format!("{} {}", steps(&group), interrupter.should_stop()))
 }
@@ -290,7 +291,8 @@ fn resumed() -> Result<String> {
     let device = group.device();
     let model = NetConfig::new().with_norm("batch".into());
     let model = model.init::<B>(device, &burn_ddp::nn::SyncGroup::new(&group))?;
-    let schedule = burn::lr_scheduler::linear::LinearLrSchedulerConfig::new(0.05, 0.01, 20).init().expect("one");
+    let schedule =
+        burn::lr_scheduler::linear::LinearLrSchedulerConfig::new(0.05, 0.01, 20).init().expect("one");
     let learner = burn::train::Learner::new(model, burn::optim::AdamConfig::new().init(), schedule);
     let result = training.launch_ddp(&DdpStrategy::new(&group), learner)?;
     Ok(tell(&numbers(&result.model)))

@@ -1,16 +1,18 @@
 //! The table: any world size trains to the parameters of one process.
 
 use burn::data::dataloader::DataLoaderBuilder as PlainBuilder;
+use burn::data::dataloader::batcher::Batcher;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::Distribution;
 use burn::tensor::backend::Backend;
 use burn::train::metric::LossMetric;
 use burn::train::{Learner, SupervisedTraining, TrainStep};
 use burn_ddp::learner::{DdpStrategy, LaunchDdp, PlainRenderer};
 use burn_ddp::nn::SyncGroup;
-use burn_flex::Flex;
 use burn_ddp::{MicroStep, ProcessGroup, Replica, ReplicaOptions, Result};
+use burn_flex::Flex;
 
 use crate::harness::{Case, Launch, argument};
 use crate::setup::*;
@@ -61,7 +63,8 @@ fn table() -> Result<String> {
         "batch" => vec!["batch"],
         _ => vec!["none", "sync"],
     };
-    let all = cells(&norms).iter().map(|cell| Ok(tell(&launch(&group, cell)?))).collect::<Result<Vec<_>>>()?;
+    let all =
+        cells(&norms).iter().map(|cell| Ok(tell(&launch(&group, cell)?))).collect::<Result<Vec<_>>>()?;
     Ok(all.join("\n"))
 }
 
@@ -87,8 +90,8 @@ fn the_parameters_of_any_world_are_those_of_one_process() {
 /// What one process does that sees the micro-batches of `argument()` ranks: the pieces of each global batch one by one,
 /// as micro-steps of the same window.
 fn micro_batches() -> Result<String> {
-    let group = ProcessGroup::<G>::solo(&Default::default());
-    let device = group.device().clone();
+    let device = Default::default();
+    let group = ProcessGroup::<G>::solo(&device);
     let world: usize = argument().parse().expect("a world size");
     let mut lines = Vec::new();
     for cell in cells(&["batch"]) {
@@ -102,13 +105,17 @@ fn micro_batches() -> Result<String> {
             for window in batches.chunks(cell.accumulation) {
                 let pieces: Vec<_> = window
                     .iter()
-                    .flat_map(|ids| (0..world).map(move |rank| ids[burn_ddp::collective::chunk(ids.len(), world, rank)].to_vec()))
+                    .flat_map(|ids| {
+                        (0..world).map(move |rank| {
+                            ids[burn_ddp::collective::chunk(ids.len(), world, rank)].to_vec()
+                        })
+                    })
                     .filter(|ids| !ids.is_empty())
                     .collect();
                 let lr = burn::lr_scheduler::LrScheduler::step(&mut schedule);
                 for ids in pieces {
                     let weight = ids.len() as f64;
-                    let batch = burn::data::dataloader::batcher::Batcher::<B, _, _>::batch(&Batches, ids, &device);
+                    let batch = Batcher::<B, _, _>::batch(&Batches, ids, &device);
                     let grads: GradientsParams = model.step(batch).grads;
                     replica.no_sync(&model, MicroStep::new(grads).with_weight(weight))?;
                 }
@@ -148,6 +155,18 @@ fn plain_batch_norm_equals_one_process_that_sees_the_same_micro_batches() {
 
 const ONE: Cell = Cell { accumulation: 1, items: 16, workers: 0, norm: "batch" };
 
+/// Draws from the stream that dropout draws from.
+#[derive(Clone)]
+struct Noisy;
+
+impl<B: Backend> Batcher<B, usize, Batch<B>> for Noisy {
+    fn batch(&self, items: Vec<usize>, device: &B::Device) -> Batch<B> {
+        let batch: Batch<B> = Batches.batch(items, device);
+        let noise = batch.features.random_like(Distribution::Normal(0.0, 0.1));
+        Batch { features: batch.features + noise, ..batch }
+    }
+}
+
 /// Burn's own `launch`, with Burn's own loaders.
 fn plain() -> Result<String> {
     train_plainly(false)
@@ -162,7 +181,7 @@ fn train_plainly(ours: bool) -> Result<String> {
     let device = Default::default();
     let group = ProcessGroup::<G>::from_env(&device)?;
     let artifacts = tempfile::tempdir().expect("a folder");
-    let train = PlainBuilder::new(Batches).batch_size(BATCH).shuffle(3).build(Items(ONE.items));
+    let train = PlainBuilder::new(Noisy).batch_size(BATCH).shuffle(3).build(Items(ONE.items));
     let valid = PlainBuilder::new(Batches).batch_size(BATCH).build(Items(ONE.items));
     let config = NetConfig::new().with_norm("batch".into()).with_dropout(0.3);
     let model = config.init::<B>(&device, &SyncGroup::new(&group))?;
@@ -174,8 +193,11 @@ fn train_plainly(ours: bool) -> Result<String> {
         .num_epochs(3);
     let schedule = LinearLrSchedulerConfig::new(0.05, 0.01, 20).init().expect("a schedule");
     let learner = Learner::new(model, burn::optim::AdamConfig::new().init(), schedule);
-    let result =
-        if ours { training.launch_ddp(&DdpStrategy::new(&group), learner)? } else { training.launch(learner) };
+    let result = if ours {
+        training.launch_ddp(&DdpStrategy::new(&group), learner)?
+    } else {
+        training.launch(learner)
+    };
     let mut bits: Vec<u64> = numbers(&result.model).into_iter().map(f64::to_bits).collect();
     bits.push(artifacts.path().join("train").exists().into());
     Ok(format!("{bits:?}"))

@@ -177,9 +177,11 @@ fn unlike() -> Result<String> {
 
 #[test]
 fn ranks_that_train_differently_are_told_how() {
-    for (argument, words) in
-        [("items", ["10", "11", "rank 1"]), ("epochs", ["1 epochs", "2 epochs", "rank 1"]), ("seed", ["seed: 0", "seed: 1", "rank 1"])]
-    {
+    for (argument, words) in [
+        ("items", ["10", "11", "rank 1"]),
+        ("epochs", ["1 epochs", "2 epochs", "rank 1"]),
+        ("seed", ["seed: 0", "seed: 1", "rank 1"]),
+    ] {
         for outcome in Launch::new("unlike", 2).argument(argument).run() {
             outcome.failed_saying(&words);
         }
@@ -210,9 +212,10 @@ fn no_checkpoint() -> Result<String> {
 #[test]
 fn checkpoints_that_cannot_be_read_or_written_are_errors_on_all_ranks() {
     let folder = tempfile::tempdir().expect("a folder");
-    for (name, words) in
-        [("missing", ["loading checkpoint 3", "No such file"]), ("unwritable", ["a checkpoint could not be saved", "Not a directory"])]
-    {
+    for (name, words) in [
+        ("missing", ["loading checkpoint 3", "No such file"]),
+        ("unwritable", ["a checkpoint could not be saved", "Not a directory"]),
+    ] {
         let start = Instant::now();
         // Each rank has a folder of its own, so that nobody makes it again.
         let path = folder.path().join("{rank}").join(name);

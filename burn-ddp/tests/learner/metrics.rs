@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::data::dataloader::batcher::Batcher;
+use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
-use burn::lr_scheduler::constant::ConstantLr;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn::train::metric::{
-    AccuracyMetric, Adaptor, HammingScore, LossInput, LossMetric, Metric, MetricMetadata, MetricName, Numeric,
-    NumericEntry, PrecisionMetric, ClassReduction, SerializedEntry,
+    AccuracyMetric, Adaptor, ClassReduction, HammingScore, LossInput, LossMetric, Metric, MetricMetadata,
+    MetricName, Numeric, NumericEntry, PrecisionMetric, SerializedEntry,
 };
 use burn::train::{
     ClassificationOutput, InferenceStep, ItemLazy, Learner, MultiLabelClassificationOutput, RegressionOutput,
@@ -45,7 +45,10 @@ fn all_files() -> Result<String> {
         .num_epochs(2)
         .grads_accumulation(accumulation.parse().expect("a number"))
         .summary()
-        .launch_ddp(&DdpStrategy::new(&group), learner(&group, &NetConfig::new().with_norm("sync".into()))?)?;
+        .launch_ddp(
+            &DdpStrategy::new(&group),
+            learner(&group, &NetConfig::new().with_norm("sync".into()))?,
+        )?;
     Ok(String::new())
 }
 
@@ -64,14 +67,19 @@ fn metric_files_are_those_of_one_process_and_only_rank_0_leaves_any() {
             let argument = format!("{accumulation} {}", path(world, "{rank}").display());
             Launch::new("files", world).argument(argument).succeed();
             let mine = path(world, "0");
-            for (split, metrics) in
-                [("train", &["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"][..]), ("valid", &["Loss", "Accuracy"])]
-            {
+            for (split, metrics) in [
+                ("train", &["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"][..]),
+                ("valid", &["Loss", "Accuracy"]),
+            ] {
                 for epoch in 1..=2 {
                     for metric in metrics {
                         let got = values(&mine, split, epoch, metric);
                         // One line for each of the five micro-steps.
-                        assert_eq!(lines(&mine, split, epoch, metric).len(), 5, "world {world}, {split}, {metric}");
+                        assert_eq!(
+                            lines(&mine, split, epoch, metric).len(),
+                            5,
+                            "world {world}, {split}, {metric}"
+                        );
                         let wanted = values(&path(1, "0"), split, epoch, metric);
                         close(&format!("world {world}, {split}, {metric}"), &got, &wanted, 1e-5);
                     }
@@ -108,7 +116,8 @@ struct Scores<B: Backend> {
 
 impl<B: Backend> Batcher<B, usize, Scores<B>> for OneWrong {
     fn batch(&self, items: Vec<usize>, device: &B::Device) -> Scores<B> {
-        let scores: Vec<f32> = items.iter().flat_map(|item| if *item == 0 { [1., 0.] } else { [0., 1.] }).collect();
+        let scores: Vec<f32> =
+            items.iter().flat_map(|item| if *item == 0 { [1., 0.] } else { [0., 1.] }).collect();
         let count = items.len();
         Scores {
             scores: Tensor::from_data(TensorData::new(scores, [count, 2]), device),
@@ -152,7 +161,8 @@ fn exact() -> Result<String> {
         .metrics((AccuracyMetric::<Flex>::new(),))
         .renderer(PlainRenderer::to(std::io::sink()))
         .with_application_logger(None);
-    let learner = Learner::new(Known::<B>::new(group.device()), SgdConfig::new().init(), ConstantLr::new(0.1));
+    let learner =
+        Learner::new(Known::<B>::new(group.device()), SgdConfig::new().init(), ConstantLr::new(0.1));
     training.launch_ddp(&DdpStrategy::new(&group), learner)?;
     if !group.rank().is_root() {
         return Ok(String::new());

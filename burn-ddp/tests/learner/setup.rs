@@ -11,13 +11,14 @@ use burn::lr_scheduler::linear::{LinearLrScheduler, LinearLrSchedulerConfig};
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Int, Tensor, TensorData};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{Sgd, SgdConfig};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Int, Tensor, TensorData};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{
-    ClassificationOutput, InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainOutput, TrainStep,
+    ClassificationOutput, InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainOutput,
+    TrainStep,
 };
 use burn_autodiff::Autodiff;
 use burn_ddp::data::DataLoaderBuilder;
@@ -143,7 +144,8 @@ impl<B: Backend> InferenceStep for Net<B> {
     }
 }
 
-pub type Trainer = LearningComponentsMarker<B, LinearLrScheduler, Net<B>, OptimizerAdaptor<Sgd<G>, Net<B>, B>>;
+pub type Trainer =
+    LearningComponentsMarker<B, LinearLrScheduler, Net<B>, OptimizerAdaptor<Sgd<G>, Net<B>, B>>;
 
 /// A training of the small model with loss and accuracy, without a log file.
 pub fn training(artifacts: &Path, train: Loader<B>, valid: Loader<G>) -> SupervisedTraining<Trainer> {
