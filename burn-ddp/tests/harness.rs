@@ -101,6 +101,39 @@ impl Launch {
         outcomes.into_iter().map(|outcome| outcome.text).collect()
     }
 
+    /// Runs the case under the built launcher instead, and returns its exit code and what it wrote.
+    #[cfg(feature = "launcher")]
+    pub fn under_burnrun(self) -> (Option<i32>, String) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("output");
+        let output = || File::options().create(true).append(true).open(&path).expect("a file");
+        let mut launcher = Command::new(env!("CARGO_BIN_EXE_burnrun"))
+            .arg(format!("--nproc-per-node={}", self.world))
+            .arg(std::env::current_exe().expect("this binary"))
+            .args(["--exact", "rank_process", "--ignored", "--nocapture", "--quiet"])
+            .env(CASE, self.case)
+            .env(RESULT, folder.path().join("text"))
+            .envs(self.env)
+            .stdin(std::process::Stdio::null())
+            .stdout(output())
+            .stderr(output())
+            .spawn()
+            .expect("the launcher");
+        let end = Instant::now() + self.limit;
+        let read = || std::fs::read_to_string(&path).unwrap_or_default();
+        loop {
+            if let Some(status) = launcher.try_wait().expect("a child") {
+                return (status.code(), read());
+            }
+            if Instant::now() > end {
+                let _ = launcher.kill();
+                let _ = launcher.wait();
+                panic!("{} under the launcher did not end in time:\n{}", self.case, read());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     fn spawn(&self, rank: usize, port: u16, folder: PathBuf) -> Child {
         let file = |kind: &str| File::create(folder.join(format!("{rank}.{kind}"))).expect("a file");
         let mut command = Command::new(std::env::current_exe().expect("this binary"));

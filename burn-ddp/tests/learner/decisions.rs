@@ -28,6 +28,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("one-sided", one_sided),
     ("stopped", stopped),
     ("windows", windows),
+    ("toy", toy),
     ("schedule", schedule),
     ("resumed", resumed),
 ];
@@ -237,6 +238,43 @@ fn an_incomplete_window_is_flushed_or_dropped_and_never_carried_over() {
     }
     for text in Launch::new("windows", 2).argument("drop").succeed() {
         assert_eq!(text, "[2, 4, 6]");
+    }
+}
+
+/// `loss = mean(w * x)` from 0 with SGD and rate 0.1, x being 1 to 5 on every rank, one a micro-step, two a window; `w` at
+/// the end. The loaders are each rank's own.
+fn toy() -> Result<String> {
+    use crate::metrics::{Numbers, Scale};
+    use burn::module::Param;
+    use burn::tensor::Tensor;
+    let group = ProcessGroup::<G>::from_env(&Default::default())?;
+    let window = if argument() == "drop" { IncompleteWindow::Drop } else { IncompleteWindow::Flush };
+    let artifacts = tempfile::tempdir().expect("a folder");
+    let items = Numbers(vec![1.0, 2.0, 3.0, 4.0, 5.0]);
+    let train = burn::data::dataloader::DataLoaderBuilder::<B, _, _>::new(items.clone()).build(Items(5));
+    let valid = burn::data::dataloader::DataLoaderBuilder::<G, _, _>::new(items).build(Items(5));
+    let local = burn_ddp::data::local::<B, _, _>;
+    let training = burn::train::SupervisedTraining::new(
+        artifacts.path(),
+        local(train, &group),
+        burn_ddp::data::local(valid, &group),
+    )
+    .renderer(burn_ddp::learner::PlainRenderer::to(std::io::sink()))
+    .with_application_logger(None)
+    .grads_accumulation(2);
+    let model = Scale::<B> { w: Param::from_tensor(Tensor::zeros([1], group.device())) };
+    let constant = burn::lr_scheduler::constant::ConstantLr::new(0.1);
+    let learner = burn::train::Learner::new(model, burn::optim::SgdConfig::new().init(), constant);
+    let result = training.launch_ddp(&DdpStrategy::new(&group).with_incomplete_window(window), learner)?;
+    Ok(result.model.w.val().into_scalar().to_string())
+}
+
+#[test]
+fn the_divisor_of_an_incomplete_window_is_its_real_number_of_micro_steps() {
+    for (window, w) in [("flush", -1.0), ("drop", -0.5)] {
+        for text in Launch::new("toy", 2).argument(window).succeed() {
+            close(window, &read(&text), &[w], 1e-6);
+        }
     }
 }
 

@@ -118,6 +118,22 @@ fn a_panic_of_the_users_code_stops_all_ranks_with_its_text() {
     }
 }
 
+#[cfg(feature = "launcher")]
+#[test]
+fn the_launchers_last_lines_hold_the_cause_and_the_rank() {
+    for (what, rank, words) in
+        [("step", 1, "training step"), ("batcher", 1, "bad row 14"), ("metric", 0, "metric has seen enough")]
+    {
+        let start = Instant::now();
+        let (code, text) = Launch::new("broken", 2).argument(format!("{what} 0")).under_burnrun();
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert_eq!(code, Some(1), "{text}");
+        let lines: Vec<_> = text.lines().collect();
+        let last = lines[lines.len().saturating_sub(12)..].join("\n");
+        assert!(last.contains(words) && last.contains(&format!("rank {rank}")), "{text}");
+    }
+}
+
 #[test]
 fn an_error_of_the_training_thread_is_one_line() {
     let outcomes = Launch::new("broken", 2).argument("step 0").run();

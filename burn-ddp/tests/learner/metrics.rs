@@ -93,6 +93,15 @@ fn metric_files_are_those_of_one_process_and_only_rank_0_leaves_any() {
     }
 }
 
+#[test]
+fn of_ranks_that_are_first_on_their_machines_rank_0_alone_writes() {
+    let folders = tempfile::tempdir().expect("a folder");
+    let argument = format!("1 {}", folders.path().join("{rank}").display());
+    Launch::new("files", 2).argument(argument).env("LOCAL_RANK", 0).env("LOCAL_WORLD_SIZE", 1).succeed();
+    assert!(!files(&folders.path().join("0")).is_empty());
+    assert!(files(&folders.path().join("1")).is_empty());
+}
+
 /// Predicts class 0 for item 0 and the right class for all others.
 #[derive(Clone)]
 struct OneWrong;
@@ -255,7 +264,7 @@ impl Numeric for Largest {
 }
 
 #[derive(Clone)]
-struct Numbers(Vec<f32>);
+pub struct Numbers(pub Vec<f32>);
 
 impl<B: Backend> Batcher<B, usize, Tensor<B, 1>> for Numbers {
     fn batch(&self, items: Vec<usize>, device: &B::Device) -> Tensor<B, 1> {
@@ -328,8 +337,8 @@ fn losses_are_weighted_by_items_and_own_outputs_and_metrics_are_global() {
 macro_rules! model_with_output {
     ($name:ident, $output:ident, $make:expr) => {
         #[derive(Module, Debug)]
-        struct $name<B: Backend> {
-            w: Param<Tensor<B, 1>>,
+        pub struct $name<B: Backend> {
+            pub w: Param<Tensor<B, 1>>,
         }
 
         impl<B: Backend> $name<B> {
@@ -360,7 +369,7 @@ macro_rules! model_with_output {
     };
 }
 
-model_with_output!(Regressor, RegressionOutput, |loss, x| {
+model_with_output!(Scale, RegressionOutput, |loss, x| {
     let column = x.unsqueeze_dim::<2>(1);
     RegressionOutput::new(loss, column.clone(), column)
 });
@@ -401,7 +410,7 @@ macro_rules! train_output {
 fn outputs() -> Result<String> {
     let group = &ProcessGroup::<G>::from_env(&Default::default())?;
     let all = [
-        train_output!(group, Regressor, LossMetric::<Flex>::new(), "Loss"),
+        train_output!(group, Scale, LossMetric::<Flex>::new(), "Loss"),
         train_output!(group, Labeller, HammingScore::<Flex>::new(), "Hamming_Score_@_Threshold(0.5)"),
         train_output!(group, Speaker, AccuracyMetric::<Flex>::new(), "Accuracy"),
     ];
