@@ -258,62 +258,31 @@ fn per_item<B: Backend>(loss: Tensor<B, 1>, items: usize) -> Tensor<B, 1> {
     loss.mean().expand([items])
 }
 
-impl<B: Backend> DdpOutput for ClassificationOutput<B> {
-    fn items(&self) -> usize {
-        self.targets.dims()[0]
-    }
+/// Outputs of Burn's that are a loss, an output and targets, with an item a row.
+macro_rules! join_rows {
+    ($($output:ident),*) => {$(
+        impl<B: Backend> DdpOutput for $output<B> {
+            fn items(&self) -> usize {
+                self.targets.dims()[0]
+            }
 
-    fn parts(self) -> Parts {
-        Parts::new().with_loss(self.loss).with(self.output).with(self.targets)
-    }
+            fn parts(self) -> Parts {
+                Parts::new().with_loss(self.loss).with(self.output).with(self.targets)
+            }
 
-    fn join(mut parts: GlobalParts) -> Result<Self> {
-        Ok(Self::new(parts.loss()?, parts.cat()?, parts.cat()?))
-    }
+            fn join(mut parts: GlobalParts) -> Result<Self> {
+                Ok(Self::new(parts.loss()?, parts.cat()?, parts.cat()?))
+            }
 
-    fn alone(self) -> Result<Self> {
-        let loss = per_item(self.loss.clone(), self.items());
-        Ok(Self { loss, ..self })
-    }
+            fn alone(self) -> Result<Self> {
+                let loss = per_item(self.loss.clone(), self.items());
+                Ok(Self { loss, ..self })
+            }
+        }
+    )*};
 }
 
-impl<B: Backend> DdpOutput for MultiLabelClassificationOutput<B> {
-    fn items(&self) -> usize {
-        self.targets.dims()[0]
-    }
-
-    fn parts(self) -> Parts {
-        Parts::new().with_loss(self.loss).with(self.output).with(self.targets)
-    }
-
-    fn join(mut parts: GlobalParts) -> Result<Self> {
-        Ok(Self::new(parts.loss()?, parts.cat()?, parts.cat()?))
-    }
-
-    fn alone(self) -> Result<Self> {
-        let loss = per_item(self.loss.clone(), self.items());
-        Ok(Self { loss, ..self })
-    }
-}
-
-impl<B: Backend> DdpOutput for RegressionOutput<B> {
-    fn items(&self) -> usize {
-        self.targets.dims()[0]
-    }
-
-    fn parts(self) -> Parts {
-        Parts::new().with_loss(self.loss).with(self.output).with(self.targets)
-    }
-
-    fn join(mut parts: GlobalParts) -> Result<Self> {
-        Ok(Self::new(parts.loss()?, parts.cat()?, parts.cat()?))
-    }
-
-    fn alone(self) -> Result<Self> {
-        let loss = per_item(self.loss.clone(), self.items());
-        Ok(Self { loss, ..self })
-    }
-}
+join_rows!(ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput);
 
 /// Weighs by tokens, over which Burn's sequence losses are a mean; padding counts as tokens.
 impl<B: Backend> DdpOutput for SequenceOutput<B> {
