@@ -1,6 +1,8 @@
 //! The program `fashion_mnist`, run as users run it, on a small data set of its own format.
 
 mod programs;
+#[path = "fashion_mnist/terminal.rs"]
+mod terminal;
 
 use std::collections::BTreeSet;
 use std::fs::File;
