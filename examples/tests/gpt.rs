@@ -17,7 +17,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_flex::{Flex, FlexDevice};
 use clap::Parser;
-use programs::{LIMIT, assert_refused, command, finish, kill, run, stdout};
+use programs::{LIMIT, assert_refused, command, finish, kill, ranks_of, run, stdout};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_gpt");
@@ -129,22 +129,6 @@ fn a_world_of_one_opens_no_socket() {
     kill(child.id());
     finish(child, LIMIT);
     assert!(links.len() >= 3 && !links.iter().any(|link| link.starts_with("socket:")), "{links:?}");
-}
-
-/// The processes whose parent is `launcher` and whose rank is known.
-fn ranks_of(launcher: u32) -> Vec<(usize, u32)> {
-    let rank_of = |id: u32| {
-        let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
-        status.lines().find(|line| *line == format!("PPid:\t{launcher}"))?;
-        let environment = std::fs::read(format!("/proc/{id}/environ")).ok()?;
-        let rank = environment.split(|byte| *byte == 0).find_map(|pair| pair.strip_prefix(b"RANK="))?;
-        Some((std::str::from_utf8(rank).ok()?.parse().ok()?, id))
-    };
-    let ids = std::fs::read_dir("/proc").unwrap();
-    let ids = ids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let mut ranks: Vec<_> = ids.filter_map(rank_of).collect();
-    ranks.sort_unstable();
-    ranks
 }
 
 #[test]

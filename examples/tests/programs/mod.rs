@@ -61,3 +61,20 @@ pub fn assert_refused(output: &Output, words: &[&str]) {
         assert!(text.contains(word), "{text} lacks {word}");
     }
 }
+
+/// The processes whose parent is `launcher` and whose rank is known.
+#[allow(dead_code, reason = "not every program is killed")]
+pub fn ranks_of(launcher: u32) -> Vec<(usize, u32)> {
+    let rank_of = |id: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+        status.lines().find(|line| *line == format!("PPid:\t{launcher}"))?;
+        let environment = std::fs::read(format!("/proc/{id}/environ")).ok()?;
+        let rank = environment.split(|byte| *byte == 0).find_map(|pair| pair.strip_prefix(b"RANK="))?;
+        Some((std::str::from_utf8(rank).ok()?.parse().ok()?, id))
+    };
+    let ids = std::fs::read_dir("/proc").unwrap();
+    let ids = ids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut ranks: Vec<_> = ids.filter_map(rank_of).collect();
+    ranks.sort_unstable();
+    ranks
+}

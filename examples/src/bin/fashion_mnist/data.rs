@@ -132,7 +132,8 @@ impl<B: Backend> Batcher<B, Item, Batch<B>> for ImageBatcher {
 }
 
 /// The ids of this rank's items, one line a micro-step, in the order of the training steps. Batchers run ahead, on
-/// threads of their own, so it is the step that notes its batch.
+/// threads of their own, so it is the step that notes its batch; also the placeholder with which a rank without items
+/// takes part in a synchronized normalization.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BatchLog(Arc<Mutex<String>>);
 
