@@ -98,6 +98,11 @@ impl SyncGroup {
         self.state.set_absent(absent);
     }
 
+    /// Whether this rank takes part without contributing; see [`SyncGroup::set_absent`].
+    pub fn is_absent(&self) -> bool {
+        self.state.absent.load(Ordering::Relaxed)
+    }
+
     /// The element-wise sum of all ranks' `tensor`, on every rank, as an operation that can be differentiated.
     ///
     /// Its backward pass is the same operation: the gradient of `tensor` is the **sum** over ranks of the

@@ -16,12 +16,12 @@
 //! the normalization.
 
 mod args;
+mod artifacts;
 mod data;
 mod idx;
 mod model;
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 use burn::backend::Autodiff;
@@ -37,8 +37,7 @@ use burn::train::{InferenceStep, Learner, LearningResult, SupervisedTraining};
 use burn_ddp::data::DataLoaderBuilder;
 use burn_ddp::launch::{self, Launcher};
 use burn_ddp::learner::{DdpStrategy, LaunchDdp, PlainRenderer};
-use burn_ddp::nn::SyncGroup;
-use burn_ddp::{Ddp, Error, ProcessGroup, RankInfo, Result};
+use burn_ddp::{Ddp, Error, ErrorKind, ProcessGroup, RankInfo, Result};
 use burn_flex::Flex;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
@@ -60,15 +59,14 @@ fn train(args: &Args, train: Images, test: Images) -> Result<()> {
 fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Images) -> Result<()> {
     let root = group.rank().is_root();
     let artifacts = args.artifacts();
-    if root {
-        prepare(args, &artifacts)?;
-    }
-    // Nobody makes anything in the directory before all are here.
-    agree(args, &train, group)?;
+    agree(args, &train, &test, group)?;
+    let _lock = if root { Some(artifacts::prepare(&artifacts, args.resume.is_some())?) } else { None };
+    // Nobody makes anything in the directory before it is ready.
+    group.barrier()?;
 
     let device = Default::default();
     Training::seed(&device, args.seed);
-    let model = Classifier::<Training>::new(args.norm, args.dropout, &SyncGroup::new(group), &device)?;
+    let model = Classifier::<Training>::new(args.norm, args.dropout, group, &device)?;
     if root {
         say(format_args!(
             "{} parameters, {} training and {} test items | {} items a micro-step on {} process(es) x {} micro-step(s) | {}",
@@ -108,12 +106,16 @@ fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Image
     }
     let ddp = DdpStrategy::new(group).with_seed(args.seed);
     let learner = Learner::new(model, AdamWConfig::new().init(), args.lr);
+    let interrupter = training.interrupter();
     let LearningResult { model, renderer } = training.launch_ddp(&ddp, learner)?;
     // Gives the terminal back.
     drop(renderer);
 
     if let (Some(log), Some(file)) = (log, &args.log_batches) {
         log.write(file, group.rank().0)?;
+    }
+    if let Some(reason) = interrupter.get_message() {
+        return stopped(&reason, root);
     }
     let tested = evaluate(&model, &test, args.batch_size, group)?;
     if root {
@@ -124,29 +126,21 @@ fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Image
     Ok(())
 }
 
-/// A directory without what an earlier run left: Burn appends to its metric files, and takes those of epochs that
-/// are still to come for its own.
-fn prepare(args: &Args, artifacts: &Path) -> Result<()> {
-    let failed = |error| Error::io(format!("--artifacts {}", artifacts.display()), error);
-    std::fs::create_dir_all(artifacts).map_err(failed)?;
-    if args.resume.is_some() {
-        return Ok(());
+/// A training that was broken off is not tested, and one that a signal ended does not look like a success.
+fn stopped(reason: &str, root: bool) -> Result<()> {
+    if root {
+        say(format_args!("stopped before the end: {reason}"))?;
     }
-    for name in ["train", "valid", "checkpoint", "experiment.log"] {
-        let path = artifacts.join(name);
-        let removed =
-            if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
-        match removed {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
+    match reason.split(' ').next() {
+        Some("SIGINT") => Err(Error::new(ErrorKind::Exit(130), "stopped by SIGINT")),
+        Some("SIGTERM") => Err(Error::new(ErrorKind::Exit(143), "stopped by SIGTERM")),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Ranks that were started by hand may have been given different arguments: they would train, but not as one.
-fn agree(args: &Args, train: &Images, group: &ProcessGroup<Inner>) -> Result<()> {
-    let mine = format!("{} on {} items", args.essence(), train.len());
+fn agree(args: &Args, train: &Images, test: &Images, group: &ProcessGroup<Inner>) -> Result<()> {
+    let mine = format!("{} on {} and {} items", args.essence(), train.len(), test.len());
     let all = group.all_gather_bytes(mine.into_bytes())?;
     let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
     match (1..all.len()).find(|rank| all[*rank] != all[0]) {

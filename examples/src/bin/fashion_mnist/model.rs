@@ -9,8 +9,8 @@ use burn::tensor::activation::gelu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
-use burn_ddp::Result;
 use burn_ddp::nn::{SyncBatchNorm, SyncBatchNormConfig, SyncGroup};
+use burn_ddp::{ProcessGroup, Result};
 use clap::ValueEnum;
 
 use crate::data::{Batch, CLASSES, SIDE};
@@ -48,9 +48,16 @@ struct Block<B: Backend> {
 }
 
 impl<B: Backend> Classifier<B> {
-    /// A model whose normalization, if it is synchronized, takes the statistics of all of `group`. Which norm it is
+    /// A model whose normalization, if it is synchronized, takes the statistics of all of the group. Which norm it is
     /// makes no difference to the other weights.
-    pub(crate) fn new(norm: Norm, dropout: f64, group: &SyncGroup, device: &B::Device) -> Result<Self> {
+    pub(crate) fn new<G: Backend>(
+        norm: Norm,
+        dropout: f64,
+        group: &ProcessGroup<G>,
+        device: &B::Device,
+    ) -> Result<Self> {
+        // Only where it is needed: with it, ranks without items run their forward pass along with the others.
+        let sync = (norm == Norm::Sync).then(|| SyncGroup::new(group));
         let block = |input: usize, output: usize| -> Result<Block<B>> {
             let batch_norm = SyncBatchNormConfig::new(output);
             Ok(Block {
@@ -58,8 +65,7 @@ impl<B: Backend> Classifier<B> {
                 conv: Conv2dConfig::new([input, output], [3, 3]).with_bias(false).init(device),
                 norm: match norm {
                     Norm::None => None,
-                    Norm::Batch => Some(batch_norm.init(device, None)?),
-                    Norm::Sync => Some(batch_norm.init(device, Some(group))?),
+                    Norm::Batch | Norm::Sync => Some(batch_norm.init(device, sync.as_ref())?),
                 },
                 pool: AvgPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
             })
@@ -71,6 +77,12 @@ impl<B: Backend> Classifier<B> {
             hidden: LinearConfig::new(CHANNELS[1] * side * side, HIDDEN).init(device),
             output: LinearConfig::new(HIDDEN, CLASSES).init(device),
         })
+    }
+
+    /// Whether this step is only there for the other ranks' normalization.
+    fn is_absent(&self) -> bool {
+        let mut groups = self.blocks.iter().filter_map(|block| block.norm.as_ref()?.group());
+        groups.any(SyncGroup::is_absent)
     }
 
     fn logits(&self, images: Tensor<B, 3>) -> Tensor<B, 2> {
@@ -106,7 +118,9 @@ impl<B: AutodiffBackend> TrainStep for Classifier<B> {
     type Output = ClassificationOutput<B>;
 
     fn step(&self, batch: Batch<B>) -> TrainOutput<ClassificationOutput<B>> {
-        batch.note();
+        if !self.is_absent() {
+            batch.note();
+        }
         let output = self.classify(batch.images, batch.labels);
         TrainOutput::new(self, output.loss.backward(), output)
     }
