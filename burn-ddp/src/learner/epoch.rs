@@ -57,9 +57,7 @@ where
             } else {
                 self.replica.no_sync(&model, micro_step)?;
             }
-            if let Some(item) =
-                self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))?
-            {
+            if let Some(item) = self.gather(output, epoch, iteration)? {
                 let lr = Some(self.learner.lr_current());
                 let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), lr);
                 self.events.train(LearnerEvent::ProcessedItem(item))?;
@@ -138,9 +136,7 @@ where
                 Some(batch) => Some(self.panics.guard("the validation step", || model.step(batch))?),
                 None => None,
             };
-            if let Some(item) =
-                self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))?
-            {
+            if let Some(item) = self.gather(output, epoch, iteration)? {
                 let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), None);
                 self.events.valid(LearnerEvent::ProcessedItem(item))?;
             }
@@ -153,7 +149,9 @@ where
         Ok(stopped)
     }
 
-    fn in_step(&self, error: &Error, epoch: usize, iteration: usize) -> Error {
-        error.context(format!("in epoch {epoch}, iteration {iteration}"))
+    /// The output of the global batch, on rank 0. `items`, `parts` and `join` are the user's.
+    fn gather<O: DdpOutput>(&self, output: Option<O>, epoch: usize, iteration: usize) -> Result<Option<O>> {
+        let gathered = self.panics.guard("the output", || self.outputs.gather(output));
+        gathered.flatten().map_err(|error| error.context(format!("in epoch {epoch}, iteration {iteration}")))
     }
 }
