@@ -192,10 +192,12 @@ where
         let mut session = Session::new(ddp, replica, learner, events, interrupter.clone(), accumulation);
         let trained =
             session.train(names, train, valid, first_epoch..=num_epochs, &mut checkpointer, early_stopping);
-        let (learner, processor) = session.into_parts();
+        let (learner, processor, store) = session.into_parts();
         // The last checkpoint may still be on its way, and it fails for all ranks or for none.
         let written = drop_quietly(panics, checkpointer).and_then(|()| saved(&interrupter, ddp.group.rank()));
-        match trained.and(written).and_then(|()| ddp.group.barrier()) {
+        // Its thread may be gone, which must not hide why.
+        let stored = panics.guard_threads("the metric store", || drop(store));
+        match trained.and(written).and(stored).and_then(|()| ddp.group.barrier()) {
             Ok(()) => (learner.model(), processor),
             Err(error) => self.strategy.leave(error, processor),
         }
