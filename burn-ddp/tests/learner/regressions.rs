@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::data::dataloader::DataLoaderBuilder as PlainBuilder;
+use burn::data::dataloader::batcher::Batcher;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::{AutodiffModule, Module, Param};
@@ -29,6 +30,7 @@ use crate::setup::*;
 pub const CASES: &[(&str, Case)] = &[
     ("own logger", own_logger),
     ("signals after", signals_after),
+    ("slow batch", slow_batch),
     ("two panics", two_panics),
     ("norms in a row", norms_in_a_row),
     ("panicking recorder", panicking_recorder),
@@ -119,6 +121,52 @@ fn after_a_training_signals_do_what_they_did_before() {
         let outcome = ranks.wait().remove(0);
         assert_eq!(outcome.status.signal(), Some(number), "{outcome:?}");
     }
+}
+
+/// Makes its third batch when a signal has come, or for a long time.
+#[derive(Clone)]
+struct Slow(Arc<AtomicUsize>);
+
+impl<B: Backend> Batcher<B, usize, Batch<B>> for Slow {
+    fn batch(&self, items: Vec<usize>, device: &B::Device) -> Batch<B> {
+        if self.0.fetch_add(1, Ordering::SeqCst) == 2 {
+            mark("third");
+            std::thread::sleep(Duration::from_millis(argument().parse().expect("milliseconds")));
+        }
+        Batches.batch(items, device)
+    }
+}
+
+fn slow_batch() -> Result<String> {
+    let group = ProcessGroup::<G>::from_env(&Default::default())?;
+    let artifacts = tempfile::tempdir().expect("a folder");
+    let (_, valid) = loaders(&group, 10, 5, 0)?;
+    let train = DataLoaderBuilder::new(Slow(Arc::default()), &group).batch_size(5).build(Items(5_000_000))?;
+    training(artifacts.path(), train, valid)
+        .launch_ddp(&DdpStrategy::new(&group), learner(&group, &NetConfig::new())?)?;
+    Ok("stopped".into())
+}
+
+#[test]
+fn a_signal_that_comes_twice_at_once_is_one_wish_to_stop_and_a_later_one_ends_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+    let ranks = Launch::new("slow batch", 1).argument(100).start();
+    ranks.wait_for_mark(0, "third");
+    (0..9).for_each(|_| ranks.signal(0, Signal::TERM));
+    let outcome = ranks.wait().remove(0);
+    assert!(outcome.status.success() && outcome.text == "stopped", "{outcome:?}");
+
+    let ranks = Launch::new("slow batch", 1).argument(30_000).start();
+    ranks.wait_for_mark(0, "third");
+    let start = Instant::now();
+    // Until it must have seen two that are apart; one that has ended takes more.
+    while start.elapsed() < Duration::from_secs(1) {
+        ranks.signal(0, Signal::TERM);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let outcome = ranks.wait().remove(0);
+    assert_eq!(outcome.status.signal(), Some(15), "{outcome:?}");
+    assert!(start.elapsed() < Duration::from_secs(10));
 }
 
 /// A step that survives one panic and does not survive the next.
