@@ -62,13 +62,9 @@ impl<LC: LearningComponentsTypes> Events<LC> {
         self.panics.guard_threads("the metrics", || self.processor.process_valid(event))
     }
 
-    /// Returns when the thread that computes metrics is done with everything it was sent: the channel to it holds
-    /// one event, so when a second one that does nothing is taken, all before the first are done.
+    /// See [`settle`].
     fn settle(&mut self) -> Result<()> {
-        self.panics.guard_threads("the metrics", || {
-            self.processor.process_valid(LearnerEvent::Start);
-            self.processor.process_valid(LearnerEvent::Start);
-        })
+        self.panics.guard_threads("the metrics", || settle::<LC>(&mut self.processor))
     }
 
     /// Returns when metrics are computed and on their way to the store, which answers whoever asks it after them.
@@ -76,6 +72,14 @@ impl<LC: LearningComponentsTypes> Events<LC> {
     fn flush(&mut self) -> Result<()> {
         if self.is_root { self.settle() } else { Ok(()) }
     }
+}
+
+/// Returns when the thread that computes metrics is done with everything it was sent: the channel to it holds one
+/// event, so when a second one that does nothing is taken, all before the first are done. The question for the renderer
+/// must come after that: one that is sent to a thread about to panic is never answered.
+pub(super) fn settle<LC: LearningComponentsTypes>(processor: &mut Processor<LC>) {
+    processor.process_valid(LearnerEvent::Start);
+    processor.process_valid(LearnerEvent::Start);
 }
 
 /// What a rank trains with.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use burn::data::dataloader::DataLoaderBuilder as PlainBuilder;
 use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::Dataset;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::{AutodiffModule, Module, Param};
@@ -15,8 +16,12 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::logger::MetricLogger;
 use burn::train::metric::store::{EpochSummary, MetricsUpdate, Split};
-use burn::train::metric::{LossMetric, MetricDefinition, NumericEntry};
-use burn::train::{InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
+use burn::train::metric::{
+    LossMetric, Metric, MetricDefinition, MetricMetadata, MetricName, NumericEntry, SerializedEntry,
+};
+use burn::train::{
+    InferenceStep, Interrupter, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
+};
 use burn_ddp::data::{self, DataLoaderBuilder};
 use burn_ddp::learner::{DdpStrategy, LaunchDdp, PlainRenderer};
 use burn_ddp::{ProcessGroup, Result};
@@ -31,6 +36,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("own logger", own_logger),
     ("signals after", signals_after),
     ("slow batch", slow_batch),
+    ("two failures", two_failures),
     ("two panics", two_panics),
     ("norms in a row", norms_in_a_row),
     ("panicking recorder", panicking_recorder),
@@ -171,6 +177,71 @@ fn a_signal_that_comes_twice_at_once_is_one_wish_to_stop_and_a_later_one_ends_th
     let outcome = ranks.wait().remove(0);
     assert_eq!(outcome.status.signal(), Some(15), "{outcome:?}");
     assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+/// Takes its time, and then panics.
+#[derive(Clone)]
+struct SlowlyBroken;
+
+impl Metric for SlowlyBroken {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        Arc::new("Slowly broken".into())
+    }
+
+    fn update(&mut self, _: &(), _: &MetricMetadata) -> SerializedEntry {
+        std::thread::sleep(Duration::from_secs(1));
+        panic!("the metric")
+    }
+
+    fn clear(&mut self) {}
+}
+
+/// Has fewer items than it says.
+struct Short(usize);
+
+impl Dataset<usize> for Short {
+    fn get(&self, index: usize) -> Option<usize> {
+        (index < self.0).then_some(index)
+    }
+
+    fn len(&self) -> usize {
+        40
+    }
+}
+
+/// While rank 0's metric is on its way to a panic, rank 1 fails, or stops the training.
+fn two_failures() -> Result<String> {
+    let group = ProcessGroup::<G>::from_env(&Default::default())?;
+    let artifacts = tempfile::tempdir().expect("a folder");
+    let (_, valid) = loaders(&group, 10, 5, 0)?;
+    let (is_root, stops) = (group.rank().is_root(), argument() == "stop");
+    let items = if is_root || stops { 40 } else { 8 };
+    let train = data::local(PlainBuilder::new(Batches).batch_size(4).build(Short(items)), &group);
+    let interrupter = Interrupter::new();
+    if stops && !is_root {
+        interrupter.stop(None);
+    }
+    training(artifacts.path(), train, valid)
+        .metric_train(SlowlyBroken)
+        .with_interrupter(interrupter)
+        .launch_ddp(&DdpStrategy::new(&group), learner(&group, &NetConfig::new())?)?;
+    Ok(String::new())
+}
+
+#[test]
+fn a_failure_while_a_metric_is_about_to_panic_ends_all_ranks() {
+    for outcome in Launch::new("two failures", 2).limit(20).run() {
+        outcome.failed_saying(&["rank 1", "8 of 40"]);
+    }
+}
+
+#[test]
+fn a_metric_that_panics_after_a_stop_is_an_error() {
+    for outcome in Launch::new("two failures", 2).argument("stop").limit(20).run() {
+        outcome.failed_saying(&["rank 0", "the metric"]);
+    }
 }
 
 /// A step that survives one panic and does not survive the next.
