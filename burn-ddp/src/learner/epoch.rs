@@ -42,9 +42,11 @@ where
         while let Some(turn) = self.panics.quietly(|| lockstep.next(self.wants_to_stop()))? {
             iteration += 1;
             window += 1;
-            if !self.lr_ready {
+            if window == 1 {
+                let may_be_dropped =
+                    self.accumulation > 1 && self.ddp.options.window == IncompleteWindow::Drop;
+                self.before_window = may_be_dropped.then(|| self.learner.clone());
                 self.learner.lr_step();
-                self.lr_ready = true;
             }
             let Turn { batch, items, last, stop, progress, .. } = turn;
             let (micro_step, output) = self.forward_backward(batch, placed && items == 0, iteration)?;
@@ -69,14 +71,18 @@ where
         }
         drop(lockstep);
         self.replica.discard();
+        // The window that was dropped has moved the schedule only, and a checkpoint must not hold that.
+        if let Some(before) = self.before_window.take() {
+            self.learner = before;
+        }
         self.events.train(LearnerEvent::EndEpoch(epoch))?;
         Ok(stopped)
     }
 
     fn optimize(&mut self, gradients: GradientsParams) -> Result<()> {
+        self.before_window = None;
         self.panics.guard("the optimizer step", || self.learner.optimizer_step(gradients))?;
         self.steps += 1;
-        self.lr_ready = false;
         if self.ddp.options.policy == BufferPolicy::EveryStep {
             self.replica.sync_buffers(&self.learner.model(), self.ddp.options.buffers)?;
         }

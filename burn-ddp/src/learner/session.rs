@@ -96,8 +96,8 @@ pub(super) struct Session<'a, LC: LearningComponentsTypes> {
     pub(super) accumulation: usize,
     /// Optimizer steps so far.
     pub(super) steps: usize,
-    /// The schedule was moved for an optimizer step that has not been made.
-    pub(super) lr_ready: bool,
+    /// The learner before the window that is under way, if that may be dropped.
+    pub(super) before_window: Option<Learner<LC>>,
     interrupter: Interrupter,
     signals: Option<StopSignals>,
 }
@@ -126,7 +126,7 @@ where
             sync: ddp.group.attached(),
             accumulation,
             steps: 0,
-            lr_ready: false,
+            before_window: None,
             interrupter,
             signals: None,
         }

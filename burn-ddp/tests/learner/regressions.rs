@@ -11,9 +11,10 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::{AutodiffModule, Module, Param};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
-use burn::record::{FileRecorder, FullPrecisionSettings, Recorder, RecorderError};
+use burn::record::{BinFileRecorder, FileRecorder, FullPrecisionSettings, Recorder, RecorderError};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::logger::MetricLogger;
 use burn::train::metric::store::{EpochSummary, MetricsUpdate, Split};
 use burn::train::metric::{
@@ -23,7 +24,7 @@ use burn::train::{
     InferenceStep, Interrupter, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_ddp::data::{self, DataLoaderBuilder};
-use burn_ddp::learner::{DdpStrategy, LaunchDdp, PlainRenderer};
+use burn_ddp::learner::{DdpStrategy, IncompleteWindow, LaunchDdp, PlainRenderer};
 use burn_ddp::{ProcessGroup, Result};
 use burn_flex::Flex;
 use rustix::process::Signal;
@@ -42,6 +43,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("panicking recorder", panicking_recorder),
     ("user model", user_model),
     ("empty slice", empty_slice),
+    ("resumed after a drop", resumed),
 ];
 
 /// A logger that sends values elsewhere and cannot be asked for them.
@@ -502,5 +504,37 @@ fn a_slice_without_items_is_an_end_and_no_error() {
     for workers in [0, 1, 2, 3] {
         let text = Launch::new("empty slice", 3).argument(workers).succeed().remove(0);
         assert_eq!(text, "50,2", "{workers} workers");
+    }
+}
+
+/// Two epochs of two and a half windows, of which the half is dropped, in one training or in two.
+fn resumed() -> Result<String> {
+    let group = ProcessGroup::<G>::from_env(&Default::default())?;
+    let artifacts = tempfile::tempdir().expect("a folder");
+    let ends = if argument() == "parts" { vec![1, 2] } else { vec![2] };
+    let mut last = Vec::new();
+    for (index, end) in ends.into_iter().enumerate() {
+        let (train, valid) = loaders(&group, 20, 4, 0)?;
+        let mut training = training(artifacts.path(), train, valid)
+            .num_epochs(end)
+            .grads_accumulation(2)
+            .with_file_checkpointer(BinFileRecorder::<FullPrecisionSettings>::new())
+            .with_checkpointing_strategy(KeepLastNCheckpoints::new(9));
+        if index > 0 {
+            training = training.checkpoint(index);
+        }
+        let ddp = DdpStrategy::new(&group).with_incomplete_window(IncompleteWindow::Drop);
+        let result = training.launch_ddp(&ddp, learner(&group, &NetConfig::new())?)?;
+        last = numbers(&result.model);
+    }
+    Ok(tell(&last))
+}
+
+#[test]
+fn a_resumed_training_goes_on_with_the_rate_of_the_window_that_was_dropped() {
+    for world in [1, 2] {
+        let whole = Launch::new("resumed after a drop", world).succeed().remove(0);
+        let parts = Launch::new("resumed after a drop", world).argument("parts").succeed().remove(0);
+        close(&format!("world {world}"), &read(&parts), &read(&whole), 1e-9);
     }
 }
