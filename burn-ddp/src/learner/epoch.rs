@@ -34,7 +34,9 @@ where
     ) -> Result<bool> {
         let epoch = global.items_processed;
         let iterator = self.panics.guard("the data loader", || loader.iter())?;
-        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, self.ddp.options.uneven);
+        let panics = self.panics.clone();
+        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, self.ddp.options.uneven)
+            .explained_by(move |message| panics.behind(message));
         if self.accumulation == 1 {
             lockstep = lockstep.without_looking_ahead();
         }
@@ -133,7 +135,9 @@ where
         let epoch = global.items_processed;
         let model = self.learner.model().valid();
         let iterator = self.panics.guard("the validation data loader", || loader.iter())?;
-        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, Uneven::Join);
+        let panics = self.panics.clone();
+        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, Uneven::Join)
+            .explained_by(move |message| panics.behind(message));
         let (mut iteration, mut stopped) = (0, false);
         while let Some(turn) = self.panics.quietly(|| lockstep.next(self.wants_to_stop()))? {
             iteration += 1;

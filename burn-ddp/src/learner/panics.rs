@@ -105,6 +105,13 @@ impl Panics {
         self.error(format!("{what} of {} panicked{place}: {message}", self.0.rank))
     }
 
+    /// The panic of another thread, if `message` does not hold it already.
+    pub(super) fn behind(&self, message: &str) -> Option<String> {
+        let Panic { name, place, text, .. } =
+            self.of_others().filter(|panic| !message.contains(&panic.text))?;
+        Some(format!("thread `{name}` panicked{place}: {text}"))
+    }
+
     /// The first panic of any other thread: later ones follow from it.
     fn of_others(&self) -> Option<Panic> {
         let all = self.0.all.lock().unwrap_or_else(PoisonError::into_inner);

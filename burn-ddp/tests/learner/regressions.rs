@@ -42,6 +42,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("norms in a row", norms_in_a_row),
     ("panicking recorder", panicking_recorder),
     ("user model", user_model),
+    ("burns workers", burns_workers),
     ("empty slice", empty_slice),
     ("resumed after a drop", resumed),
 ];
@@ -481,6 +482,37 @@ fn a_model_of_a_users_own_trains_as_on_one_process() {
         for text in Launch::new("user model", world).succeed() {
             close(&format!("world {world}"), &read(&text), &read(&one), 2e-5);
         }
+    }
+}
+
+/// Cannot take item 14.
+#[derive(Clone)]
+struct No14;
+
+impl<B: Backend> Batcher<B, usize, Batch<B>> for No14 {
+    fn batch(&self, items: Vec<usize>, device: &B::Device) -> Batch<B> {
+        assert!(!items.contains(&14), "bad row 14");
+        Batches.batch(items, device)
+    }
+}
+
+/// Loaders of Burn's own with threads, which keep the cause to themselves.
+fn burns_workers() -> Result<String> {
+    let group = ProcessGroup::<G>::from_env(&Default::default())?;
+    let artifacts = tempfile::tempdir().expect("a folder");
+    let (_, valid) = loaders(&group, 10, 5, 0)?;
+    let items = if group.rank().is_root() { 12 } else { 24 };
+    let train = PlainBuilder::new(No14).batch_size(4).num_workers(2).build(Items(items));
+    training(artifacts.path(), data::local(train, &group), valid)
+        .launch_ddp(&DdpStrategy::new(&group), learner(&group, &NetConfig::new())?)?;
+    Ok(String::new())
+}
+
+#[test]
+fn a_panic_in_a_thread_of_burns_loader_reaches_all_ranks_with_its_cause() {
+    for outcome in Launch::new("burns workers", 2).run() {
+        let last = outcome.stderr.lines().last().unwrap_or_default();
+        assert!(last.contains("rank 1") && last.contains("bad row 14"), "{}", outcome.stderr);
     }
 }
 
