@@ -83,7 +83,7 @@ pub struct Lockstep<'a, G: Backend, O> {
     over: bool,
     failed: Option<Error>,
     /// What is behind a panic with this message, where somebody knows.
-    explain: Box<dyn Fn(&str) -> Option<String> + 'a>,
+    explain: Box<Explain<'a>>,
     /// This rank's progress up to the turn that was handed out.
     progress: (usize, usize),
 }
@@ -94,6 +94,9 @@ struct Held<O> {
     items: usize,
     progress: (usize, usize),
 }
+
+/// From the message of a panic to what is behind it.
+type Explain<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 /// What all ranks do next.
 #[derive(Debug)]
