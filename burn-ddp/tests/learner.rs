@@ -10,12 +10,14 @@ mod failures;
 mod harness;
 #[path = "learner/metrics.rs"]
 mod metrics;
+#[path = "learner/regressions.rs"]
+mod regressions;
 #[path = "learner/setup.rs"]
 mod setup;
 
 #[test]
 #[ignore = "not a test: the entry of the processes that tests launch"]
 fn rank_process() {
-    let tables = [decisions::CASES, equal::CASES, failures::CASES, metrics::CASES];
+    let tables = [decisions::CASES, equal::CASES, failures::CASES, metrics::CASES, regressions::CASES];
     harness::run_case(&tables.concat());
 }

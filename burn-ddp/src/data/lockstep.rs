@@ -82,6 +82,8 @@ pub struct Lockstep<'a, G: Backend, O> {
     dry: bool,
     over: bool,
     failed: Option<Error>,
+    /// What is behind a panic with this message, where somebody knows.
+    explain: Box<Explain<'a>>,
     /// This rank's progress up to the turn that was handed out.
     progress: (usize, usize),
 }
@@ -92,6 +94,9 @@ struct Held<O> {
     items: usize,
     progress: (usize, usize),
 }
+
+/// From the message of a panic to what is behind it.
+type Explain<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 /// What all ranks do next.
 #[derive(Debug)]
@@ -141,8 +146,14 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
             dry: false,
             over: false,
             failed: None,
+            explain: Box::new(|_| None),
             progress: (0, 0),
         }
+    }
+
+    /// Asks `explain` what is behind a panic of the iterator: threads of Burn's loaders keep the cause of theirs.
+    pub(crate) fn explained_by(self, explain: impl Fn(&str) -> Option<String> + 'a) -> Self {
+        Self { explain: Box::new(explain), ..self }
     }
 
     /// In a world of one takes no batch ahead, so that batches and steps draw from a common random stream in the
@@ -225,8 +236,13 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
             (before, batch, iterator.progress())
         }));
         let rank = self.group.rank();
-        let (before, batch, progress) =
-            taken.map_err(|payload| Error::panicked(format!("the data loader of {rank}"), &*payload))?;
+        let (before, batch, progress) = taken.map_err(|payload| {
+            let error = Error::panicked(format!("the data loader of {rank}"), &*payload);
+            match (self.explain)(&error.to_string()) {
+                Some(cause) => Error::new(error.kind(), format!("{error}: {cause}")),
+                None => error,
+            }
+        })?;
         let (processed, total) = (progress.items_processed, progress.items_total);
         let Some(batch) = batch else {
             self.dry = true;

@@ -34,7 +34,9 @@ where
     ) -> Result<bool> {
         let epoch = global.items_processed;
         let iterator = self.panics.guard("the data loader", || loader.iter())?;
-        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, self.ddp.options.uneven);
+        let panics = self.panics.clone();
+        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, self.ddp.options.uneven)
+            .explained_by(move |message| panics.behind(message));
         if self.accumulation == 1 {
             lockstep = lockstep.without_looking_ahead();
         }
@@ -42,9 +44,11 @@ where
         while let Some(turn) = self.panics.quietly(|| lockstep.next(self.wants_to_stop()))? {
             iteration += 1;
             window += 1;
-            if !self.lr_ready {
+            if window == 1 {
+                let may_be_dropped =
+                    self.accumulation > 1 && self.ddp.options.window == IncompleteWindow::Drop;
+                self.before_window = may_be_dropped.then(|| self.learner.clone());
                 self.learner.lr_step();
-                self.lr_ready = true;
             }
             let Turn { batch, items, last, stop, progress, .. } = turn;
             let (micro_step, output) = self.forward_backward(batch, placed && items == 0, iteration)?;
@@ -57,9 +61,7 @@ where
             } else {
                 self.replica.no_sync(&model, micro_step)?;
             }
-            if let Some(item) =
-                self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))?
-            {
+            if let Some(item) = self.gather(output, epoch, iteration)? {
                 let lr = Some(self.learner.lr_current());
                 let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), lr);
                 self.events.train(LearnerEvent::ProcessedItem(item))?;
@@ -71,14 +73,18 @@ where
         }
         drop(lockstep);
         self.replica.discard();
+        // The window that was dropped has moved the schedule only, and a checkpoint must not hold that.
+        if let Some(before) = self.before_window.take() {
+            self.learner = before;
+        }
         self.events.train(LearnerEvent::EndEpoch(epoch))?;
         Ok(stopped)
     }
 
     fn optimize(&mut self, gradients: GradientsParams) -> Result<()> {
+        self.before_window = None;
         self.panics.guard("the optimizer step", || self.learner.optimizer_step(gradients))?;
         self.steps += 1;
-        self.lr_ready = false;
         if self.ddp.options.policy == BufferPolicy::EveryStep {
             self.replica.sync_buffers(&self.learner.model(), self.ddp.options.buffers)?;
         }
@@ -129,7 +135,9 @@ where
         let epoch = global.items_processed;
         let model = self.learner.model().valid();
         let iterator = self.panics.guard("the validation data loader", || loader.iter())?;
-        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, Uneven::Join);
+        let panics = self.panics.clone();
+        let mut lockstep = Lockstep::new(iterator, &self.ddp.group, Uneven::Join)
+            .explained_by(move |message| panics.behind(message));
         let (mut iteration, mut stopped) = (0, false);
         while let Some(turn) = self.panics.quietly(|| lockstep.next(self.wants_to_stop()))? {
             iteration += 1;
@@ -138,9 +146,7 @@ where
                 Some(batch) => Some(self.panics.guard("the validation step", || model.step(batch))?),
                 None => None,
             };
-            if let Some(item) =
-                self.outputs.gather(output).map_err(|error| self.in_step(&error, epoch, iteration))?
-            {
+            if let Some(item) = self.gather(output, epoch, iteration)? {
                 let item = TrainingItem::new(item, progress, global.clone(), Some(iteration), None);
                 self.events.valid(LearnerEvent::ProcessedItem(item))?;
             }
@@ -153,7 +159,9 @@ where
         Ok(stopped)
     }
 
-    fn in_step(&self, error: &Error, epoch: usize, iteration: usize) -> Error {
-        error.context(format!("in epoch {epoch}, iteration {iteration}"))
+    /// The output of the global batch, on rank 0. `items`, `parts` and `join` are the user's.
+    fn gather<O: DdpOutput>(&self, output: Option<O>, epoch: usize, iteration: usize) -> Result<Option<O>> {
+        let gathered = self.panics.guard("the output", || self.outputs.gather(output));
+        gathered.flatten().map_err(|error| error.context(format!("in epoch {epoch}, iteration {iteration}")))
     }
 }

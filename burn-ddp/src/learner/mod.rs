@@ -131,7 +131,7 @@ impl<LC: LearningComponentsTypes + Send + 'static> LaunchDdp<LC> for SupervisedT
         };
         let strategy = Arc::new(Strategy::new(ddp.clone(), panics.clone(), names));
         let training = training.with_training_strategy(TrainingStrategy::Custom(strategy.clone()));
-        let launched = panics.guard("the launch", || training.launch(learner));
+        let launched = panics.guard_threads("the launch", || training.launch(learner));
         let failure = strategy.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         match failure {
             // The strategy has left `launch` by a panic that says nothing.

@@ -137,7 +137,9 @@ impl GlobalParts {
             return Err(disagree("form: some have a loss and some do not"));
         }
         let weight: f64 = shares.iter().map(|share| share.weight).sum();
-        let loss = shares.iter().filter_map(|share| Some(share.parts.loss? * share.weight)).sum::<f64>();
+        // A share without weight does not count, as in the gradient: its loss, a mean over nothing, is no number.
+        let counted = shares.iter().filter(|share| share.weight != 0.0);
+        let loss = counted.filter_map(|share| Some(share.parts.loss? * share.weight)).sum::<f64>();
         let loss = (with_loss > 0).then_some(loss / weight);
         let items = shares.iter().map(|share| share.items).sum();
         let count = shares.first().map_or(0, |share| share.parts.tensors.len());
@@ -312,5 +314,23 @@ impl<B: Backend> DdpOutput for SequenceOutput<B> {
     fn alone(self) -> Result<Self> {
         let loss = per_item(self.loss.clone(), self.items());
         Ok(Self { loss, ..self })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_without_weight_adds_nothing_to_the_loss() {
+        let share =
+            |loss, weight| Share { items: 2, weight, parts: Parts { loss: Some(loss), tensors: vec![] } };
+        let loss = |shares| GlobalParts::new(shares, false).map(|parts| parts.loss);
+        // The mean over no tokens is no number.
+        assert_eq!(
+            loss(vec![share(1.0, 3.0), share(f64::NAN, 0.0), share(5.0, 1.0)]).expect("fits"),
+            Some(2.0)
+        );
+        assert!(loss(vec![share(f64::NAN, 1.0), share(1.0, 1.0)]).expect("fits").is_some_and(f64::is_nan));
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataloader::Progress;
 use burn::train::checkpoint::CheckpointerError;
-use burn::train::metric::store::{Aggregate, EventStoreClient, Split};
+use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     CloneEarlyStoppingStrategy, EventProcessorTraining, Interrupter, Learner, LearnerEvent,
     LearningCheckpointer, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
@@ -62,28 +62,24 @@ impl<LC: LearningComponentsTypes> Events<LC> {
         self.panics.guard_threads("the metrics", || self.processor.process_valid(event))
     }
 
-    /// Returns when the thread that computes metrics is done with everything it was sent: the channel to it holds
-    /// one event, so when a second one that does nothing is taken, all before the first are done.
+    /// See [`settle`].
     fn settle(&mut self) -> Result<()> {
-        self.panics.guard_threads("the metrics", || {
-            self.processor.process_valid(LearnerEvent::Start);
-            self.processor.process_valid(LearnerEvent::Start);
-        })
+        self.panics.guard_threads("the metrics", || settle::<LC>(&mut self.processor))
     }
 
-    /// Returns when metrics are computed and in their files.
-    fn flush(&mut self, epoch: usize) -> Result<()> {
-        if !self.is_root {
-            return Ok(());
-        }
-        self.settle()?;
-        // Any question is answered after all events before it. The store remembers answers, so it must be one that
-        // nobody else asks.
-        self.panics.guard_threads("the metric store", || {
-            self.store.find_metric("burn-ddp: are you done?", epoch, Aggregate::Mean, &Split::Valid)
-        })?;
-        Ok(())
+    /// Returns when metrics are computed and on their way to the store, which answers whoever asks it after them.
+    /// It is not asked here: it would ask the loggers, and one that only sends values elsewhere has no answer.
+    fn flush(&mut self) -> Result<()> {
+        if self.is_root { self.settle() } else { Ok(()) }
     }
+}
+
+/// Returns when the thread that computes metrics is done with everything it was sent: the channel to it holds one
+/// event, so when a second one that does nothing is taken, all before the first are done. The question for the renderer
+/// must come after that: one that is sent to a thread about to panic is never answered.
+pub(super) fn settle<LC: LearningComponentsTypes>(processor: &mut Processor<LC>) {
+    processor.process_valid(LearnerEvent::Start);
+    processor.process_valid(LearnerEvent::Start);
 }
 
 /// What a rank trains with.
@@ -100,8 +96,8 @@ pub(super) struct Session<'a, LC: LearningComponentsTypes> {
     pub(super) accumulation: usize,
     /// Optimizer steps so far.
     pub(super) steps: usize,
-    /// The schedule was moved for an optimizer step that has not been made.
-    pub(super) lr_ready: bool,
+    /// The learner before the window that is under way, if that may be dropped.
+    pub(super) before_window: Option<Learner<LC>>,
     interrupter: Interrupter,
     signals: Option<StopSignals>,
 }
@@ -130,14 +126,14 @@ where
             sync: ddp.group.attached(),
             accumulation,
             steps: 0,
-            lr_ready: false,
+            before_window: None,
             interrupter,
             signals: None,
         }
     }
 
-    pub(super) fn into_parts(self) -> (Learner<LC>, Processor<LC>) {
-        (self.learner, self.events.processor)
+    pub(super) fn into_parts(self) -> (Learner<LC>, Processor<LC>, Arc<EventStoreClient>) {
+        (self.learner, self.events.processor, self.events.store)
     }
 
     /// Runs `epochs`.
@@ -219,7 +215,8 @@ where
 
     /// Whether this rank wants to stop.
     pub(super) fn wants_to_stop(&self) -> bool {
-        if self.signals.as_ref().is_some_and(StopSignals::came) {
+        // Not twice: the first reason is the one to tell.
+        if self.signals.as_ref().is_some_and(StopSignals::came) && !self.interrupter.should_stop() {
             self.interrupter.stop(Some("a signal asked for it"));
         }
         self.interrupter.should_stop()
@@ -247,16 +244,22 @@ where
         checkpointer: &mut Option<LearningCheckpointer<LC>>,
         early_stopping: &mut Option<Box<dyn CloneEarlyStoppingStrategy>>,
     ) -> Result<bool> {
-        self.events.flush(epoch)?;
+        self.events.flush()?;
         let (learner, store) = (&self.learner, &self.events.store);
-        if let Some(checkpointer) = checkpointer {
-            self.panics
-                .guard_threads("the checkpointer", || checkpointer.checkpoint(learner, epoch, store))?;
+        if let Some(mut saving) = checkpointer.take() {
+            let saved =
+                self.panics.guard_threads("the checkpointer", || saving.checkpoint(learner, epoch, store));
+            if let Err(error) = saved {
+                // A thread of it is gone. Dropping it would panic once for each that is, and so end the process.
+                std::mem::forget(saving);
+                return Err(error);
+            }
+            *checkpointer = Some(saving);
         }
         let over = match early_stopping {
-            Some(strategy) => {
-                self.panics.guard("the early stopping strategy", || strategy.should_stop(epoch, store))?
-            }
+            Some(strategy) => self
+                .panics
+                .guard_threads("the early stopping strategy", || strategy.should_stop(epoch, store))?,
             None => false,
         };
         let over = self.ddp.group.broadcast_bytes(&[u8::from(over)], Rank(0))?;
@@ -265,9 +268,10 @@ where
 }
 
 /// The error of a checkpoint that could not be written, if there is one. The thread that writes has no other way to say
-/// so than to interrupt the training.
+/// so than to interrupt the training. What an interrupter says that was reset since is of another training.
 pub(super) fn saved(interrupter: &Interrupter, rank: Rank) -> Result<()> {
-    match interrupter.get_message().filter(|reason| tells_of_checkpoint(reason)) {
+    let reason = interrupter.get_message().filter(|_| interrupter.should_stop());
+    match reason.filter(|reason| tells_of_checkpoint(reason)) {
         None => Ok(()),
         Some(reason) => {
             Err(Error::new(ErrorKind::Io, format!("a checkpoint could not be saved by {rank}: {reason}")))
@@ -291,6 +295,15 @@ fn tells_of_checkpoint(reason: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupter_that_was_reset_says_nothing_of_this_training() {
+        let interrupter = Interrupter::new();
+        interrupter.stop(Some(&CheckpointerError::Unknown("full".into()).to_string()));
+        assert!(saved(&interrupter, Rank(0)).is_err());
+        interrupter.reset();
+        assert!(saved(&interrupter, Rank(0)).is_ok());
+    }
 
     #[test]
     fn a_checkpoint_that_failed_is_told_from_a_wish_to_stop() {

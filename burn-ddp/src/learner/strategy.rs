@@ -13,7 +13,7 @@ use burn::train::{
 use super::options::DdpStrategy;
 use super::output::DdpOutput;
 use super::panics::Panics;
-use super::session::{Events, Session, saved};
+use super::session::{Events, Session, saved, settle};
 use super::{Inner, TrainOutputOf, ValidOutputOf, state};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
@@ -90,10 +90,13 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
     }
 
     /// Keeps the error, tells the peers, gives the terminal back, and leaves Burn's `launch` without a word.
-    fn leave(&self, error: Error, processor: SupervisedTrainingEventProcessor<LC>) -> ! {
+    fn leave(&self, error: Error, mut processor: SupervisedTrainingEventProcessor<LC>) -> ! {
         self.ddp.group.fail(&error);
         // The renderer restores the terminal when it is dropped; its thread may be gone.
-        let _ = self.panics.guard_threads("the renderer", || drop(processor.renderer()));
+        let _ = self.panics.guard_threads("the renderer", || {
+            settle::<LC>(&mut processor);
+            drop(processor.renderer());
+        });
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         std::panic::resume_unwind(Box::new("the training failed"))
     }
@@ -192,10 +195,14 @@ where
         let mut session = Session::new(ddp, replica, learner, events, interrupter.clone(), accumulation);
         let trained =
             session.train(names, train, valid, first_epoch..=num_epochs, &mut checkpointer, early_stopping);
-        let (learner, processor) = session.into_parts();
+        let (learner, mut processor, store) = session.into_parts();
+        // After a stop there may be metrics to come.
+        let settled = panics.guard_threads("the metrics", || settle::<LC>(&mut processor));
         // The last checkpoint may still be on its way, and it fails for all ranks or for none.
         let written = drop_quietly(panics, checkpointer).and_then(|()| saved(&interrupter, ddp.group.rank()));
-        match trained.and(written).and_then(|()| ddp.group.barrier()) {
+        // Its thread may be gone, which must not hide why.
+        let stored = panics.guard_threads("the metric store", || drop(store));
+        match trained.and(settled).and(written).and(stored).and_then(|()| ddp.group.barrier()) {
             Ok(()) => (learner.model(), processor),
             Err(error) => self.strategy.leave(error, processor),
         }

@@ -87,7 +87,7 @@ impl SyncBatchNormConfig {
             return Err(Error::config("SyncBatchNorm of 0 features: give the number of channels"));
         }
         if let Some(group) = group {
-            group.register::<B>("SyncBatchNorm")?;
+            group.verify::<B>("SyncBatchNorm")?;
         }
         let plain = BatchNormConfig::new(self.num_features)
             .with_epsilon(self.epsilon)

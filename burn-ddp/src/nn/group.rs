@@ -3,7 +3,7 @@
 use std::any::{Any, TypeId, type_name};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
@@ -18,15 +18,16 @@ use crate::rank::Rank;
 /// What the layers of a group and those who feed them must know of each other; kept with the group.
 #[derive(Debug, Default)]
 pub(crate) struct SyncState {
-    modules: AtomicUsize,
+    /// Held by every handle, and so by every layer.
+    alive: Arc<()>,
     absent: AtomicBool,
 }
 
 impl SyncState {
-    /// How many handles and layers were ever made of the group. Above zero, forward passes may communicate, and
-    /// a rank that has no items has to run one all the same, on any batch, with [`SyncState::set_absent`].
+    /// How many handles to the group there are, those of layers too. Above zero, forward passes may communicate,
+    /// and a rank that has no items has to run one all the same, on any batch, with [`SyncState::set_absent`].
     pub(crate) fn modules(&self) -> usize {
-        self.modules.load(Ordering::Relaxed)
+        Arc::strong_count(&self.alive) - 1
     }
 
     /// See [`SyncGroup::set_absent`]. What an absent rank receives is everybody's, so its running states stay
@@ -46,6 +47,7 @@ impl SyncState {
 pub struct SyncGroup {
     group: Arc<dyn AnyGroup>,
     state: Arc<SyncState>,
+    _alive: Arc<()>,
     equal_weights: bool,
 }
 
@@ -54,8 +56,8 @@ impl SyncGroup {
     /// it.
     pub fn new<G: Backend>(group: &ProcessGroup<G>) -> Self {
         let state = group.attached::<SyncState>();
-        state.modules.fetch_add(1, Ordering::Relaxed);
-        Self { group: Arc::new(group.clone()), state, equal_weights: false }
+        let _alive = state.alive.clone();
+        Self { group: Arc::new(group.clone()), state, _alive, equal_weights: false }
     }
 
     /// For training in which every rank's loss counts the same whatever its number of items: micro-steps
@@ -147,16 +149,12 @@ impl SyncGroup {
         (tensor, complete)
     }
 
-    /// Registers a layer of this group on backend `B`.
+    /// Whether a layer of this group can be on backend `B`.
     ///
     /// # Errors
     /// When tensors of `B` cannot be sent by this group, naming both.
-    pub(super) fn register<B: Backend>(&self, layer: &str) -> Result<()> {
-        if !self.group.takes(TypeId::of::<B>()) {
-            return Err(self.foreign::<B>(layer));
-        }
-        self.state.modules.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+    pub(super) fn verify<B: Backend>(&self, layer: &str) -> Result<()> {
+        if self.group.takes(TypeId::of::<B>()) { Ok(()) } else { Err(self.foreign::<B>(layer)) }
     }
 
     fn foreign<B: Backend>(&self, layer: &str) -> Error {

@@ -237,8 +237,11 @@ mod tests {
         SyncBatchNormConfig::new(2).init::<B>(&Default::default(), None).expect("a plain layer");
         assert_eq!(group.attached::<SyncState>().modules(), 0);
         let sync = SyncGroup::new(&group);
-        drop(synced(&sync));
+        let layer = synced(&sync);
+        drop(sync);
         assert!(group.attached::<SyncState>().modules() > 0);
+        drop(layer);
+        assert_eq!(group.attached::<SyncState>().modules(), 0, "it may be a model's that is gone");
     }
 
     #[test]
