@@ -37,7 +37,8 @@
 //!
 //! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, bitwise the plain
 //! loop. Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error
-//! that names it. And there is no global state, with one exception that Burn's hooks force (`backend::hook`).
+//! that names it. And there is no global state, except where the process itself has it: Burn's hooks
+//! (`backend::hook`), and in [`learner`] panic hooks and signal handlers.
 //!
 //! # Features
 //!

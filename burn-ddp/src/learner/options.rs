@@ -110,7 +110,9 @@ impl<G: Backend> DdpStrategy<G> {
     }
 
     /// Whether SIGINT and SIGTERM stop the training at the next step, on all ranks at the same one (default); a
-    /// second signal ends the process. Otherwise signals do what they do without us.
+    /// second signal ends the process. Handlers that the program registered before the first launch are called as well;
+    /// one that it registers later comes too late to keep a signal from ending the process when no launch runs.
+    /// Otherwise (`false`) signals do what they do without us.
     pub fn with_signals(self, stop: bool) -> Self {
         self.with(|options| options.signals = stop)
     }

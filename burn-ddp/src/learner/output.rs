@@ -203,8 +203,14 @@ impl GlobalParts {
     /// The next tensor of each rank, for outputs that are joined in another way than along the first dimension.
     ///
     /// # Errors
-    /// When there is no further tensor.
+    /// When there is no further tensor, and when outputs were too large to be gathered
+    /// ([`loss_only`](Self::loss_only)).
     pub fn each(&mut self) -> Result<Vec<TensorData>> {
+        if self.loss_only {
+            return Err(Error::config(
+                "the outputs were too large to be gathered: raise `with_output_limit`, or look at `loss_only` in join",
+            ));
+        }
         self.tensors.pop_front().ok_or_else(|| {
             Error::config("join takes more tensors than parts gave: give and take the same number")
         })

@@ -216,8 +216,10 @@ where
     /// Whether this rank wants to stop.
     pub(super) fn wants_to_stop(&self) -> bool {
         // Not twice: the first reason is the one to tell.
-        if self.signals.as_ref().is_some_and(StopSignals::came) && !self.interrupter.should_stop() {
-            self.interrupter.stop(Some("a signal asked for it"));
+        if let Some(signal) = self.signals.as_ref().and_then(StopSignals::came)
+            && !self.interrupter.should_stop()
+        {
+            self.interrupter.stop(Some(&format!("{signal} asked for it")));
         }
         self.interrupter.should_stop()
     }

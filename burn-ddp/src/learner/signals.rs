@@ -98,7 +98,8 @@ fn answered_by_default(signal: i32, caught: u64) -> bool {
     let mut watching = watching();
     let launches = watching.get_or_insert_default();
     launches.retain(|launch| launch.strong_count() > 0);
-    let impatient = launches.iter().filter_map(Weak::upgrade).filter(|launch| launch.signal(signal, now)).count();
+    let impatient =
+        launches.iter().filter_map(Weak::upgrade).filter(|launch| launch.signal(signal, now)).count();
     if launches.is_empty() { !has(caught, signal) } else { impatient > 0 }
 }
 

@@ -16,6 +16,7 @@ use super::panics::Panics;
 use super::session::{Events, Session, saved, settle};
 use super::{Inner, TrainOutputOf, ValidOutputOf, state};
 use crate::error::{Error, ErrorKind, Result};
+use crate::parameters;
 use crate::rank::Rank;
 use crate::replica::Replica;
 
@@ -71,9 +72,12 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
         if group.rank().is_root() {
             last_epoch = components.checkpoint.unwrap_or(0);
             if let (Some(epoch), Some(checkpointer)) = (components.checkpoint, &components.checkpointer) {
+                let built = specs(&learner);
                 learner = self.panics.guard_threads(&format!("loading checkpoint {epoch}"), || {
                     checkpointer.load_checkpoint(learner, group.device(), epoch)
                 })?;
+                same_model(&built, &specs(&learner))
+                    .map_err(|error| error.context(format!("checkpoint {epoch} is of another model")))?;
             }
         }
         let last_epoch = group.broadcast_bytes(&last_epoch.to_le_bytes(), Rank(0))?;
@@ -84,7 +88,9 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
             state::broadcast(&mut learner, &components.event_store, group)?;
         }
         if let Rank(rank @ 1..) = group.rank() {
-            <LC::Backend as Backend>::seed(group.device(), mix(self.ddp.options.seed, rank as u64));
+            // A training that goes on does not draw again what its first epoch drew.
+            let seed = mix(mix(self.ddp.options.seed, rank as u64), last_epoch as u64);
+            <LC::Backend as Backend>::seed(group.device(), seed);
         }
         Ok(Prepared { learner, replica, first_epoch: last_epoch + 1 })
     }
@@ -102,7 +108,35 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
     }
 }
 
-/// A seed for one rank: `SplitMix64`, whose outputs for neighbouring inputs are unrelated (Steele, Lea, Flood 2014).
+/// Path and shape of every parameter.
+fn specs<LC: LearningComponentsTypes>(learner: &Learner<LC>) -> Vec<(String, Vec<usize>)> {
+    let params = parameters::describe::<LC::Backend, _>(&learner.model());
+    params.into_iter().map(|param| (param.spec.path, param.spec.shape)).collect()
+}
+
+/// Refuses a record that has changed the model: Burn takes shapes as they come and drops layers that a record lacks.
+fn same_model(built: &[(String, Vec<usize>)], loaded: &[(String, Vec<usize>)]) -> Result<()> {
+    let of = |all: &[(String, Vec<usize>)], path: &str| {
+        all.iter().find(|one| one.0 == path).map(|one| one.1.clone())
+    };
+    for (path, here) in built {
+        match of(loaded, path) {
+            None => return Err(Error::config(format!("it has no `{path}`, which the learner's model has"))),
+            Some(there) if there != *here => {
+                return Err(Error::config(format!(
+                    "`{path}` is {there:?} there and {here:?} in the learner's model"
+                )));
+            }
+            Some(_) => {}
+        }
+    }
+    match loaded.iter().find(|(path, _)| of(built, path).is_none()) {
+        None => Ok(()),
+        Some((path, _)) => Err(Error::config(format!("it has `{path}`, which the learner's model has not"))),
+    }
+}
+
+/// A seed for one rank (or epoch) of many: `SplitMix64`, whose outputs for neighbouring inputs are unrelated (Steele, Lea, Flood 2014).
 fn mix(seed: u64, rank: u64) -> u64 {
     let mut z = seed.wrapping_add(rank.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -45,6 +45,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("burns workers", burns_workers),
     ("empty slice", empty_slice),
     ("resumed after a drop", resumed),
+    ("another model", another_model),
 ];
 
 /// A logger that sends values elsewhere and cannot be asked for them.
@@ -568,5 +569,35 @@ fn a_resumed_training_goes_on_with_the_rate_of_the_window_that_was_dropped() {
         let whole = Launch::new("resumed after a drop", world).succeed().remove(0);
         let parts = Launch::new("resumed after a drop", world).argument("parts").succeed().remove(0);
         close(&format!("world {world}"), &read(&parts), &read(&whole), 1e-9);
+    }
+}
+
+/// Goes on from the checkpoint of a model without a norm, with one that has a norm.
+fn another_model() -> Result<String> {
+    let group = ProcessGroup::<G>::from_env(&Default::default())?;
+    let artifacts = tempfile::tempdir().expect("a folder");
+    let train = |config: NetConfig, epochs: usize, from: Option<usize>| {
+        let (train, valid) = loaders(&group, 10, 5, 0)?;
+        let mut training = training(artifacts.path(), train, valid)
+            .num_epochs(epochs)
+            .with_file_checkpointer(BinFileRecorder::<FullPrecisionSettings>::new());
+        if let Some(epoch) = from {
+            training = training.checkpoint(epoch);
+        }
+        training.launch_ddp(&DdpStrategy::new(&group), learner(&group, &config)?)
+    };
+    train(NetConfig::new(), 1, None)?;
+    train(NetConfig::new().with_norm("batch".into()), 2, Some(1))?;
+    Ok(String::new())
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused_by_the_first_difference() {
+    for world in [1, 2] {
+        let outcomes = Launch::new("another model", world).run();
+        outcomes[0].failed_saying(&["checkpoint 1 is of another model", "norm.gamma"]);
+        for outcome in &outcomes[1..] {
+            outcome.failed_saying(&["rank 0 failed", "checkpoint 1 is of another model"]);
+        }
     }
 }
