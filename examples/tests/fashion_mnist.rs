@@ -8,10 +8,12 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use programs::{assert_refused, command, run, stdout};
+use programs::{LIMIT, assert_refused, command, finish, run, stdout};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion_mnist");
@@ -215,7 +217,7 @@ fn one_process_leaves_metrics_checkpoints_and_the_accuracy_of_the_test_items() {
 }
 
 /// Trains on one process and on more, and compares everything that is said and left.
-fn compare(args: &str) {
+fn compare(args: &str, items: usize) {
     let bench = Bench::new();
     let args = format!("--epochs 2 --dropout 0 {args}");
     let one = bench.train("1", &args);
@@ -225,7 +227,7 @@ fn compare(args: &str) {
         assert_eq!(one.files(), many.files(), "{what}");
         for epoch in [1, 2] {
             let global = |trained: &Trained, world_size| {
-                let mut batches = trained.global_batches(world_size, TRAIN, epoch);
+                let mut batches = trained.global_batches(world_size, items, epoch);
                 batches.iter_mut().for_each(|batch| batch.sort_unstable());
                 batches
             };
@@ -256,7 +258,7 @@ fn compare(args: &str) {
 #[test]
 fn numbers_are_the_same_for_every_world_size() {
     for norm in ["none", "sync"] {
-        compare(&format!("--norm {norm} --accumulate 1"));
+        compare(&format!("--norm {norm} --accumulate 1"), TRAIN);
     }
 }
 
@@ -264,8 +266,57 @@ fn numbers_are_the_same_for_every_world_size() {
 fn numbers_are_the_same_with_accumulation_over_an_incomplete_window() {
     // Sixteen micro-steps: five windows of three, and one of one.
     for norm in ["none", "sync"] {
-        compare(&format!("--norm {norm} --accumulate 3 --workers 3"));
+        compare(&format!("--norm {norm} --accumulate 3 --workers 3"), TRAIN);
     }
+}
+
+#[test]
+fn numbers_are_the_same_where_the_last_micro_step_has_fewer_items_than_ranks() {
+    for norm in ["none", "sync"] {
+        compare(&format!("--norm {norm} --limit 129"), 129);
+    }
+}
+
+#[test]
+fn an_interrupted_run_ends_soon_and_does_not_look_like_a_success() {
+    for (nproc, signal, code) in [
+        ("", Signal::INT, 130),
+        ("", Signal::TERM, 143),
+        ("--nproc 2", Signal::INT, 130),
+        ("--nproc 2", Signal::TERM, 143),
+    ] {
+        let bench = Bench::new();
+        let mut command = bench.command("run", &format!("--limit 200 --epochs 1000000 {nproc}"));
+        let started = Instant::now();
+        let process = command.spawn().unwrap();
+        // Both splits of an epoch: it trains.
+        while !bench.0.path().join("run/valid/epoch-1/Loss.log").exists() {
+            assert!(started.elapsed() < LIMIT, "{nproc}: no epoch ends");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let pid = Pid::from_child(&process);
+        kill_process(pid, signal).unwrap();
+        let output = finish(process, Duration::from_secs(10));
+        assert_eq!(output.status.code(), Some(code), "{nproc} {signal:?}: {output:?}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("stopped before the end") && !text.contains("test accuracy"), "{text}");
+    }
+}
+
+#[test]
+fn two_runs_do_not_share_a_directory() {
+    let bench = Bench::new();
+    let mut first = bench.command("run", "--limit 200 --epochs 1000000").spawn().unwrap();
+    let started = Instant::now();
+    while !bench.0.path().join("run/train").exists() {
+        assert!(started.elapsed() < LIMIT, "the first run does not train");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = run(bench.command("run", "--limit 200"));
+    assert_refused(&output, &["--artifacts", "another run"]);
+    assert!(first.try_wait().unwrap().is_none(), "the first run goes on");
+    first.kill().unwrap();
+    first.wait().unwrap();
 }
 
 #[test]

@@ -104,8 +104,8 @@ impl Drop for Session {
 fn keys_on_rank_0s_screen_stop_all_ranks() {
     // `q` asks, `s` stops after the step, `k` panics.
     for (args, keys, code, words) in [
-        ("", "qs", 0, "test accuracy "),
-        ("--nproc 2", "qs", 0, "test accuracy "),
+        ("", "qs", 0, "stopped before the end"),
+        ("--nproc 2", "qs", 0, "stopped before the end"),
         ("--nproc 2", "qk", 1, "Killing training from user input"),
     ] {
         let bench = Bench::new();

@@ -5,16 +5,13 @@ use std::path::Path;
 
 use burn_ddp::{Error, Result};
 
-/// Held while the directory is in use.
-const LOCK: &str = "fashion_mnist.lock";
-
 /// Makes `directory` ready and keeps other runs out of it for as long as the lock lives. Unless a run is resumed, the
 /// files that Burn wrote for an earlier one go: it would append to the metrics, and take those of epochs that are
 /// still to come for its own. Nothing else is touched.
 pub(crate) fn prepare(directory: &Path, resumed: bool) -> Result<File> {
     let failed = |error| Error::io(format!("--artifacts {}", directory.display()), error);
     std::fs::create_dir_all(directory).map_err(failed)?;
-    let lock = File::create(directory.join(LOCK)).map_err(failed)?;
+    let lock = File::open(directory).map_err(failed)?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
