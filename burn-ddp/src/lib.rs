@@ -28,12 +28,15 @@
 //! # }
 //! ```
 //!
+//! Programs that use Burn's `SupervisedTraining` call [`launch_ddp`](learner::LaunchDdp::launch_ddp) instead of `launch`:
+//! see [`learner`].
+//!
 //! # Design
 //!
 //! A stack of floors, each calling only those below it, results travelling as return values:
 //! [`error`], [`rank`], [`deadline`], [`dtype`], [`options`] < [`store`], [`transport`], [`bucket`] <
-//! [`rendezvous`], [`control`], [`collective`] < [`communicator`] < [`process_group`] < [`replica`]. Below
-//! `communicator` no Burn type appears. [`backend`] (the decorator [`Ddp`]) and [`launch`] stand beside it.
+//! [`rendezvous`], [`control`], [`collective`] < [`communicator`] < [`process_group`] < [`replica`] < [`nn`], [`data`] <
+//! [`learner`]. Below `communicator` no Burn type appears. [`backend`] (the decorator [`Ddp`]) and [`launch`] stand beside it.
 //!
 //! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, bitwise the plain
 //! loop. Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error
@@ -45,6 +48,7 @@
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
 //! | `burn` | yes | everything from `communicator` upward; without it no Burn crate is built |
+//! | `train` | yes | [`learner`] for Burn's `SupervisedTraining`, the sharded loaders of [`data`], [`nn`] |
 //! | `launcher` | yes | [`launch`] and the binary `burnrun` |
 //! | `overlap` | no | the backward hook of `Ddp`; it enables `burn-autodiff/distributed`, with which a bare `Autodiff<Flex>` is no `AutodiffBackend` any more |
 //! | `flex`, `ndarray`, `cuda`, `tch` | no | Burn's backends, passed through |

@@ -1,7 +1,7 @@
 //! Which rank trains on which items, so that N processes see the global batches of one.
 //!
 //! Two ways lead here. [`DataLoaderBuilder`] takes the data set itself and is exact: the global batches are those
-//! of one process, for any number of ranks and of loading threads. [`slice`], [`stride`] and [`local`] take a
+//! of one process, for any number of ranks and of loading threads. [`slice()`], [`stride`] and [`local`] take a
 //! loader that exists. Either way the result is an `Arc<dyn DataLoader>` for the `SupervisedTraining` that Burn's
 //! users have, so whether a loader is sharded does not show in its type; the group remembers those that are, and a
 //! loader that is not is refused rather than guessed about: with one that is whole, each rank would train on

@@ -1,7 +1,7 @@
 //! Sharding a loader that somebody else built.
 //!
 //! Such a loader shows its items and no more: it cannot be told in which order to go. What can be had is exact for
-//! one that does not shuffle ([`slice`]), and good enough for one that shuffles the same way on all ranks
+//! one that does not shuffle ([`slice()`]), and good enough for one that shuffles the same way on all ranks
 //! ([`stride`]). For anything else there is [`DataLoaderBuilder`](super::DataLoaderBuilder).
 
 use std::sync::Arc;
@@ -37,7 +37,7 @@ where
 /// with **at most one worker**, because the order of Burn's batches is a race with more. Each rank makes all
 /// batches and drops those of the others, so this costs as much data work as a single process does.
 ///
-/// About devices and loaders that are already sharded see [`slice`].
+/// About devices and loaders that are already sharded see [`slice()`].
 pub fn stride<B, O, G>(
     loader: Arc<dyn DataLoader<B, O>>,
     group: &ProcessGroup<G>,
@@ -54,7 +54,7 @@ where
 /// States that a loader already holds this rank's own items and no other's: nothing is split again. Also for
 /// streams, whose length need not be known: one that does not count its items counts 1 for each batch.
 ///
-/// About devices and loaders that are already sharded see [`slice`].
+/// About devices and loaders that are already sharded see [`slice()`].
 pub fn local<B, O, G>(loader: Arc<dyn DataLoader<B, O>>, group: &ProcessGroup<G>) -> Arc<dyn DataLoader<B, O>>
 where
     B: Backend,

@@ -51,6 +51,7 @@ mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use args::Args;
 pub use options::{Streams, Tty};
@@ -108,6 +109,13 @@ impl Launcher {
     /// Whether rank 0 gets the terminal; [`Tty::Auto`] unless said otherwise.
     pub fn tty_rank0(mut self, tty: Tty) -> Self {
         self.options.tty = tty;
+        self
+    }
+
+    /// How long ranks may take to end after a signal that was passed on to them, before they are killed; 5 s unless said
+    /// otherwise. A training that stops at the next step on all ranks needs as long as its steps.
+    pub fn signal_grace(mut self, grace: Duration) -> Self {
+        self.options.signal_grace = grace;
         self
     }
 

@@ -6,6 +6,8 @@
 //! [`launch_ddp`](LaunchDdp::launch_ddp) in place of `launch` silences all ranks but 0, runs the strategy, and
 //! returns a `Result`.
 //!
+//! [`SupervisedLearningStrategy`]: burn::train::SupervisedLearningStrategy
+//!
 //! ```no_run
 //! # use std::sync::Arc;
 //! # use burn::data::dataloader::{DataLoader, batcher::Batcher};

@@ -23,6 +23,7 @@ mod model;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use burn::backend::Autodiff;
 use burn::data::dataloader::batcher::Batcher;
@@ -207,7 +208,9 @@ fn run(args: &Args) -> Result<()> {
         Some(nproc) if !launched => {
             // What is wrong with the data is said once, before anything is started.
             data::read(&args.data, args.limit)?;
-            Launcher::new(nproc).args(std::env::args_os().skip(1)).run()
+            // All ranks stop at the same step, which may be long, and then say what they have.
+            let grace = Duration::from_secs(30);
+            Launcher::new(nproc).args(std::env::args_os().skip(1)).signal_grace(grace).run()
         }
         Some(nproc) if nproc != rank.world_size => Err(Error::config(format!(
             "--nproc {nproc} under a launcher of {} processes: leave --nproc out",
