@@ -81,6 +81,16 @@ pub(crate) fn replace<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
 }
 
+/// The running states among all parameters of `model`, with their positions in visit order and without updates that
+/// are pending.
+pub(crate) fn states<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+) -> Result<Vec<(usize, ParamValue<B::InnerBackend>)>> {
+    let mut all: Vec<_> = collect::<B, M>(model)?.into_iter().enumerate().collect();
+    all.retain(|(_, param)| param.spec.role == ParamRole::RunningState);
+    Ok(all)
+}
+
 /// Sets running states of `model`, by position among all parameters in visit order. A running state shares its
 /// value with its clones, so this needs no model of one's own; updates that are pending, which [`collect`]
 /// writes, would overwrite what is set here.

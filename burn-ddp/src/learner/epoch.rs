@@ -13,6 +13,7 @@ use super::session::Session;
 use super::{Inner, TrainOutputOf, ValidOutputOf};
 use crate::data::{Lockstep, Turn, Uneven};
 use crate::error::{Error, Result};
+use crate::parameters;
 use crate::replica::MicroStep;
 
 type TrainInputOf<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainStep>::Input;
@@ -111,19 +112,36 @@ where
             }
             return Ok((MicroStep::empty(), None));
         };
-        self.sync.set_absent(absent);
-        let learner = &self.learner;
-        let output = self.panics.guard("the training step", || learner.train_step(batch));
-        self.sync.set_absent(false);
-        let TrainOutput { grads, item } = output?;
         if absent {
+            self.join_in(batch)?;
             return Ok((MicroStep::empty(), None));
         }
+        let learner = &self.learner;
+        let output = self.panics.guard("the training step", || learner.train_step(batch));
+        let TrainOutput { grads, item } = output?;
         // Alone and with one micro-step a window there is nothing to weigh, and every bit stays the plain loop's.
         let plain = group.world_size() == 1 && self.accumulation == 1;
         let weight = self.panics.guard("the training output", || item.weight())?;
         let micro_step = MicroStep::new(grads);
         Ok((if plain { micro_step } else { micro_step.with_weight(weight) }, Some(item)))
+    }
+
+    /// Runs the step of a batch that is nobody's, for the layers of other ranks. Of the running states only those of
+    /// layers that communicate have been moved by what is everybody's; the others get back what they had.
+    fn join_in(&mut self, batch: TrainInputOf<LC>) -> Result<()> {
+        let model = self.learner.model();
+        let before = parameters::states::<LC::Backend, _>(&model)?;
+        self.sync.set_absent(true);
+        let learner = &self.learner;
+        let output = self.panics.guard("the training step", || drop(learner.train_step(batch)));
+        self.sync.set_absent(false);
+        output?;
+        let moved = self.sync.take_moved();
+        // Writes what is pending, which would overwrite what is set.
+        let _ = model.valid();
+        let back = before.into_iter().filter(|(_, state)| !moved.contains(&state.id));
+        let back = back.filter_map(|(position, state)| Some((position, state.tensor?))).collect();
+        parameters::set_running_states::<LC::Backend, _>(&model, back)
     }
 
     /// Validates on all batches of the epoch that `global` counts. Returns whether a stop was agreed on.

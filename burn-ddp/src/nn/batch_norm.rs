@@ -157,6 +157,7 @@ impl<B: Backend> SyncBatchNorm<B> {
                 let new = cast(new.clone().detach(), old.dtype());
                 let new = old.mul_scalar(1.0 - momentum).add(new.mul_scalar(*momentum));
                 state.update(new.detach());
+                group.moved(state);
             }
         }
         let mut shape = [1; D];

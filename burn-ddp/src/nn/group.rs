@@ -2,11 +2,12 @@
 
 use std::any::{Any, TypeId, type_name};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, RunningState};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 
@@ -21,6 +22,8 @@ pub(crate) struct SyncState {
     /// Held by every handle, and so by every layer.
     alive: Arc<()>,
     absent: AtomicBool,
+    /// Running states that layers moved while absent.
+    moved: Mutex<Vec<ParamId>>,
 }
 
 impl SyncState {
@@ -34,6 +37,12 @@ impl SyncState {
     /// equal to theirs.
     pub(crate) fn set_absent(&self, absent: bool) {
         self.absent.store(absent, Ordering::Relaxed);
+    }
+
+    /// The running states that layers of the group have moved while this rank was absent, which are right. Others
+    /// that have moved meanwhile were moved by a batch that is nobody's.
+    pub(crate) fn take_moved(&self) -> Vec<ParamId> {
+        std::mem::take(&mut *self.moved.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -94,6 +103,8 @@ impl SyncGroup {
     /// # }
     /// ```
     ///
+    /// Layers that do not communicate take the batch for one: a plain `BatchNorm` moves its running states by it.
+    ///
     /// It concerns all handles to the group in this process. What counts for a backward pass is what was set
     /// during its forward pass. At least one rank must not be absent.
     pub fn set_absent(&self, absent: bool) {
@@ -147,6 +158,19 @@ impl SyncGroup {
             }
         };
         (tensor, complete)
+    }
+
+    /// Notes that a layer has moved this running state.
+    pub(super) fn moved<B: Backend>(&self, state: &RunningState<Tensor<B, 1>>) {
+        struct Id<'a>(&'a mut Vec<ParamId>);
+        impl<B: Backend> ModuleVisitor<B> for Id<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+                self.0.push(param.id);
+            }
+        }
+        if self.is_absent() {
+            state.visit(&mut Id(&mut self.state.moved.lock().unwrap_or_else(PoisonError::into_inner)));
+        }
     }
 
     /// Whether a layer of this group can be on backend `B`.

@@ -7,7 +7,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 
 use super::agreement::{decode, encode, hashes};
-use crate::bucket::{BUCKET_BYTES, BucketPlan, ParamRole};
+use crate::bucket::{BUCKET_BYTES, BucketPlan};
 use crate::communicator::AnyTensor;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
@@ -30,13 +30,7 @@ pub(super) fn sync<B: AutodiffBackend, M: AutodiffModule<B>>(
     group: &ProcessGroup<B::InnerBackend>,
     how: BufferSync,
 ) -> Result<()> {
-    let (mut positions, mut states) = (Vec::new(), Vec::new());
-    for (position, param) in parameters::collect::<B, M>(model)?.into_iter().enumerate() {
-        if param.spec.role == ParamRole::RunningState {
-            positions.push(position);
-            states.push(param);
-        }
-    }
+    let (positions, mut states): (Vec<_>, Vec<_>) = parameters::states::<B, M>(model)?.into_iter().unzip();
     if states.is_empty() {
         return Ok(());
     }

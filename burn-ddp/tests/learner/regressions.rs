@@ -10,6 +10,7 @@ use burn::data::dataset::Dataset;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::{AutodiffModule, Module, Param};
+use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::record::{BinFileRecorder, FileRecorder, FullPrecisionSettings, Recorder, RecorderError};
 use burn::tensor::Tensor;
@@ -46,6 +47,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("empty slice", empty_slice),
     ("resumed after a drop", resumed),
     ("another model", another_model),
+    ("mixed norms", mixed_norms),
 ];
 
 /// A logger that sends values elsewhere and cannot be asked for them.
@@ -600,4 +602,73 @@ fn a_checkpoint_of_another_model_is_refused_by_the_first_difference() {
             outcome.failed_saying(&["rank 0 failed", "checkpoint 1 is of another model"]);
         }
     }
+}
+
+/// A plain and a synchronized normalization of the same features.
+#[derive(Module, Debug)]
+struct Mixed<B: Backend> {
+    plain: BatchNorm<B>,
+    sync: burn_ddp::nn::SyncBatchNorm<B>,
+}
+
+impl<B: Backend> Mixed<B> {
+    fn forward(&self, batch: Batch<B>) -> RegressionOutput<B> {
+        let output = self.sync.forward(self.plain.forward(batch.features.clone())).tanh();
+        let loss = (output.clone() - batch.features.clone()).square().mean();
+        RegressionOutput::new(loss, output, batch.features)
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Mixed<B> {
+    type Input = Batch<B>;
+    type Output = RegressionOutput<B>;
+
+    fn step(&self, batch: Batch<B>) -> TrainOutput<RegressionOutput<B>> {
+        let output = self.forward(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl<B: Backend> InferenceStep for Mixed<B> {
+    type Input = Batch<B>;
+    type Output = RegressionOutput<B>;
+
+    fn step(&self, batch: Batch<B>) -> RegressionOutput<B> {
+        self.forward(batch)
+    }
+}
+
+/// Six items in batches of five: in the second one rank 1 has none. The running means of both normalizations.
+fn mixed_norms() -> Result<String> {
+    let group = ProcessGroup::<G>::from_env(&Default::default())?;
+    let (device, artifacts) = (group.device(), tempfile::tempdir().expect("a folder"));
+    let sync = burn_ddp::nn::SyncGroup::new(&group);
+    let loader = || DataLoaderBuilder::<B, _, _>::new(Batches, &group).batch_size(5).build(Items(6));
+    let valid = DataLoaderBuilder::<G, _, _>::new(Batches, &group).batch_size(5).build(Items(6))?;
+    let training = SupervisedTraining::new(artifacts.path(), loader()?, valid)
+        .renderer(PlainRenderer::to(std::io::sink()))
+        .with_application_logger(None);
+    let model = Mixed::<B> {
+        plain: BatchNormConfig::new(FEATURES).init(device),
+        sync: burn_ddp::nn::SyncBatchNormConfig::new(FEATURES).init(device, Some(&sync))?,
+    };
+    let learner = Learner::new(model, SgdConfig::new().init(), ConstantLr::new(1e-9));
+    let never = burn_ddp::learner::BufferPolicy::Never;
+    let ddp = DdpStrategy::new(&group).with_buffers(never, burn_ddp::BufferSync::Average);
+    let model = training.launch_ddp(&ddp, learner)?.model;
+    let mean =
+        |norm: &BatchNorm<G>| norm.running_mean.value_sync().into_data().iter::<f64>().collect::<Vec<_>>();
+    Ok(tell(&[mean(&model.plain), mean(&model.sync)].concat()))
+}
+
+#[test]
+fn a_placeholder_moves_no_running_state_of_a_plain_layer() {
+    let texts = Launch::new("mixed norms", 2).succeed();
+    // Rank 1 had items 3 and 4, once.
+    let own: Vec<f64> = (0..FEATURES)
+        .map(|feature| 0.1 * f64::from(features(3)[feature] + features(4)[feature]) / 2.0)
+        .collect();
+    close("plain", &read(&texts[1])[..FEATURES], &own, 1e-6);
+    // The synchronized one has moved twice, and alike.
+    assert_eq!(read(&texts[0])[FEATURES..], read(&texts[1])[FEATURES..]);
 }
