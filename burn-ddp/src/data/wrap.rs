@@ -121,7 +121,8 @@ impl<B: Backend, O: 'static> DataLoader<B, O> for Wrapped<B, O> {
             How::Slice | How::Local => Box::new(inner),
             How::Stride { rank, world } => {
                 let places = self.marker.0.places();
-                Box::new(Stride { inner, rank, world, places, behind: 0, ended: false, processed: 0 })
+                let (behind, processed, batch_size) = (0, 0, 0);
+                Box::new(Stride { inner, rank, world, places, behind, ended: false, processed, batch_size })
             }
         }
     }
@@ -189,13 +190,30 @@ struct Stride<'a, O> {
     behind: usize,
     ended: bool,
     processed: usize,
+    /// Items of the first batch of all, and so of all but the last; 0 before it was read.
+    batch_size: usize,
 }
 
 impl<O> Stride<'_, O> {
     fn read(&mut self) -> Option<O> {
         let batch = if self.ended { None } else { self.inner.next() };
         self.ended |= batch.is_none();
+        if self.batch_size == 0 {
+            self.batch_size = self.inner.progress().items_processed;
+        }
         batch
+    }
+
+    /// Items of every `world`-th batch from `rank` on, out of `items` in batches of one size.
+    fn share(&self, items: usize) -> usize {
+        if self.batch_size == 0 {
+            return chunk(items, self.world, self.rank).len();
+        }
+        let batches = items.div_ceil(self.batch_size);
+        let own = batches.saturating_sub(self.rank).div_ceil(self.world);
+        let has_last = own > 0 && (batches - 1) % self.world == self.rank;
+        let missing = if has_last { batches * self.batch_size - items } else { 0 };
+        own * self.batch_size - missing
     }
 }
 
@@ -231,7 +249,7 @@ impl<O> DataLoaderIterator<O> for Stride<'_, O> {
     fn progress(&self) -> Progress {
         let inner = self.inner.progress();
         if !self.ended {
-            let total = chunk(inner.items_total, self.world, self.rank).len();
+            let total = self.share(inner.items_total);
             return Progress::new(self.processed, total.max(self.processed));
         }
         match inner.items_total.saturating_sub(inner.items_processed) {
@@ -288,6 +306,26 @@ mod tests {
         assert_eq!(of(0), [(vec![0, 1, 2], 3), (vec![9], 1)]);
         assert_eq!(of(1), [(vec![3, 4, 5], 3)]);
         assert_eq!(of(2), [(vec![6, 7, 8], 3)]);
+    }
+
+    #[test]
+    fn the_totals_of_all_strides_are_the_items_at_every_batch() {
+        for (items, batch, world) in [(1000, 32, 2), (1000, 32, 3), (10, 3, 3), (9, 3, 2), (2, 3, 3)] {
+            let loaders: Vec<_> = (0..world)
+                .map(|rank| {
+                    wrap(foreign(items, batch), Arc::default(), (rank, world), How::Stride { rank, world })
+                })
+                .collect();
+            let mut iterators: Vec<_> = loaders.iter().map(|loader| loader.iter()).collect();
+            let rounds = items.div_ceil(batch * world);
+            for _ in 0..rounds {
+                iterators.iter_mut().for_each(|iterator| {
+                    iterator.next();
+                });
+                let total: usize = iterators.iter().map(|iterator| iterator.progress().items_total).sum();
+                assert_eq!(total, items, "{items} in batches of {batch} on {world}");
+            }
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ const OF_THE_MACHINE: [&str; 4] = ["CPU Usage", "CPU Temperature", "CPU Memory",
 /// ```
 ///
 /// Values have six significant digits. Those of a pass are weighted by items, as Burn's own summary is; a metric
-/// that is not numeric shows its last text. Metrics of the machine say that they are rank 0's alone.
+/// that is not numeric shows its last text, and no mean. Metrics of the machine say that they are rank 0's alone.
 ///
 /// ```
 /// use burn_ddp::learner::PlainRenderer;
@@ -227,7 +227,9 @@ impl Pass {
         if whole {
             parts.push("epoch mean".into());
         }
-        parts.extend(self.metrics.iter().map(|tally| tally.text(whole)));
+        // A text is of one batch.
+        let shown = self.metrics.iter().filter(|tally| !whole || tally.weight > 0.0);
+        parts.extend(shown.map(|tally| tally.text(whole)));
         parts.join(" | ")
     }
 }

@@ -73,8 +73,14 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
             last_epoch = components.checkpoint.unwrap_or(0);
             if let (Some(epoch), Some(checkpointer)) = (components.checkpoint, &components.checkpointer) {
                 let built = specs(&learner);
-                learner = self.panics.guard_threads(&format!("loading checkpoint {epoch}"), || {
+                let loaded = self.panics.guard_threads(&format!("loading checkpoint {epoch}"), || {
                     checkpointer.load_checkpoint(learner, group.device(), epoch)
+                });
+                learner = loaded.map_err(|error| {
+                    error.context(format!(
+                        "checkpoint({epoch}) cannot be loaded; is it in the folder `checkpoint` of the artifacts, saved \
+                         by the same recorder"
+                    ))
                 })?;
                 same_model(&built, &specs(&learner))
                     .map_err(|error| error.context(format!("checkpoint {epoch} is of another model")))?;
