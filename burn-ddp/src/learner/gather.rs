@@ -94,10 +94,11 @@ impl<G: Backend> Outputs<G> {
             return Ok(());
         }
         Err(Error::config(format!(
-            "the outputs of one micro-step are {bytes} bytes over all ranks, more than the limit of {}: only the \
-             loss is global, and {} cannot be computed; raise `with_output_limit`, return smaller outputs, or \
-             leave these metrics out",
+            "the outputs of one micro-step are {bytes} bytes over all ranks, more than the limit of {} has room for \
+             ({} a rank): only the loss is global, and {} cannot be computed; raise `with_output_limit`, return \
+             smaller outputs, or leave these metrics out",
             self.limit,
+            self.limit / self.group.world_size(),
             concerned.join(", ")
         )))
     }

@@ -103,8 +103,8 @@ impl<G: Backend> DdpStrategy<G> {
         })
     }
 
-    /// Most bytes of outputs that are gathered in one micro-step, over all ranks; default 64 MiB. Above it only the
-    /// loss is global, and other metrics of the output are refused by name.
+    /// Most bytes of outputs that are gathered in one micro-step, over all ranks, of which each rank has an equal part;
+    /// default 64 MiB. Above it only the loss is global, and other metrics of the output are refused by name.
     pub fn with_output_limit(self, bytes: usize) -> Self {
         self.with(|options| options.output_limit = bytes)
     }
