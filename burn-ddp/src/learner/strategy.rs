@@ -5,15 +5,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::backend::Backend;
+use burn::train::renderer::MetricsRenderer;
 use burn::train::{
-    EventProcessorTraining, Learner, LearningComponentsTypes, LearningResult, SupervisedLearningStrategy,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, TrainingModel, ValidLoader,
+    AsyncProcessorTraining, EventProcessorTraining, Learner, LearnerEvent, LearningComponentsTypes,
+    LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader,
+    TrainingComponents, TrainingModel, ValidLoader,
 };
 
 use super::options::DdpStrategy;
 use super::output::DdpOutput;
 use super::panics::Panics;
 use super::session::{Events, Session, saved, settle};
+use super::silent::Silent;
 use super::{Inner, TrainOutputOf, ValidOutputOf, state};
 use crate::error::{Error, ErrorKind, Result};
 use crate::parameters;
@@ -27,7 +30,7 @@ pub(super) struct Strategy<LC: LearningComponentsTypes> {
     /// Metrics that this rank's renderer was told of.
     names: Arc<Mutex<Vec<String>>>,
     /// Why the launch failed; Burn's `train` has no way to return it.
-    pub(super) failure: Mutex<Option<Error>>,
+    pub(super) failure: Arc<Mutex<Option<Error>>>,
 }
 
 /// What is ready before the first epoch.
@@ -39,7 +42,7 @@ struct Prepared<LC: LearningComponentsTypes> {
 
 impl<LC: LearningComponentsTypes> Strategy<LC> {
     pub(super) fn new(ddp: DdpStrategy<Inner<LC>>, panics: Panics, names: Arc<Mutex<Vec<String>>>) -> Self {
-        Self { ddp, panics, names, failure: Mutex::default() }
+        Self { ddp, panics, names, failure: Arc::default() }
     }
 
     /// The same learner on every rank, at the epoch from which rank 0 goes on.
@@ -243,9 +246,64 @@ where
         // Its thread may be gone, which must not hide why.
         let stored = panics.guard_threads("the metric store", || drop(store));
         match trained.and(settled).and(written).and(stored).and_then(|()| ddp.group.barrier()) {
-            Ok(()) => (learner.model(), processor),
+            Ok(()) => (learner.model(), Ending::<LC>::guard(processor, panics, &self.strategy.failure)),
             Err(error) => self.strategy.leave(error, processor),
         }
+    }
+}
+
+/// Burn's processor after the last epoch. Burn sends it the end and then waits for its renderer, for ever if the end was
+/// too much for it (a summary that nobody reads panics): so its answer goes through here.
+struct Ending<LC: LearningComponentsTypes> {
+    processor: SupervisedTrainingEventProcessor<LC>,
+    panics: Panics,
+    failure: Arc<Mutex<Option<Error>>>,
+}
+
+impl<LC> Ending<LC>
+where
+    LC: LearningComponentsTypes + Send + 'static,
+    TrainOutputOf<LC>: DdpOutput,
+    ValidOutputOf<LC>: DdpOutput,
+{
+    fn guard(
+        processor: SupervisedTrainingEventProcessor<LC>,
+        panics: &Panics,
+        failure: &Arc<Mutex<Option<Error>>>,
+    ) -> SupervisedTrainingEventProcessor<LC> {
+        let ending = Self { processor, panics: panics.clone(), failure: failure.clone() };
+        AsyncProcessorTraining::new(ending)
+    }
+
+    fn note(&self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+}
+
+impl<LC> EventProcessorTraining<LearnerEvent<TrainOutputOf<LC>>, LearnerEvent<ValidOutputOf<LC>>>
+    for Ending<LC>
+where
+    LC: LearningComponentsTypes + Send + 'static,
+    TrainOutputOf<LC>: DdpOutput,
+    ValidOutputOf<LC>: DdpOutput,
+{
+    fn process_train(&mut self, event: LearnerEvent<TrainOutputOf<LC>>) {
+        let sent = self.panics.guard_threads("the end", || self.processor.process_train(event));
+        self.note(sent);
+    }
+
+    fn process_valid(&mut self, event: LearnerEvent<ValidOutputOf<LC>>) {
+        let sent = self.panics.guard_threads("the end", || self.processor.process_valid(event));
+        self.note(sent);
+    }
+
+    fn renderer(mut self) -> Box<dyn MetricsRenderer> {
+        let settled = self.panics.guard_threads("the renderer", || settle::<LC>(&mut self.processor));
+        let answered = settled.is_ok();
+        self.note(settled);
+        if answered { self.processor.renderer() } else { Box::new(Silent::default()) }
     }
 }
 

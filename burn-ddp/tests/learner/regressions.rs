@@ -48,6 +48,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("resumed after a drop", resumed),
     ("another model", another_model),
     ("mixed norms", mixed_norms),
+    ("last words", last_words),
 ];
 
 /// A logger that sends values elsewhere and cannot be asked for them.
@@ -671,4 +672,71 @@ fn a_placeholder_moves_no_running_state_of_a_plain_layer() {
     close("plain", &read(&texts[1])[..FEATURES], &own, 1e-6);
     // The synchronized one has moved twice, and alike.
     assert_eq!(read(&texts[0])[FEATURES..], read(&texts[1])[FEATURES..]);
+}
+
+/// A renderer that the end of a training is too much for, as a summary into a closed pipe is for Burn's.
+struct Mute;
+
+impl burn::train::renderer::MetricsRendererTraining for Mute {
+    fn update_train(&mut self, _: burn::train::renderer::MetricState) {}
+    fn update_valid(&mut self, _: burn::train::renderer::MetricState) {}
+    fn render_train(
+        &mut self,
+        _: burn::train::renderer::TrainingProgress,
+        _: Vec<burn::train::renderer::ProgressType>,
+    ) {
+    }
+    fn render_valid(
+        &mut self,
+        _: burn::train::renderer::TrainingProgress,
+        _: Vec<burn::train::renderer::ProgressType>,
+    ) {
+    }
+    fn on_train_end(
+        &mut self,
+        _: Option<burn::train::LearnerSummary>,
+    ) -> std::result::Result<(), Box<dyn std::error::Error>> {
+        panic!("nobody reads this")
+    }
+}
+
+impl burn::train::renderer::MetricsRendererEvaluation for Mute {
+    fn update_test(
+        &mut self,
+        _: burn::train::renderer::EvaluationName,
+        _: burn::train::renderer::MetricState,
+    ) {
+    }
+    fn render_test(
+        &mut self,
+        _: burn::train::renderer::EvaluationProgress,
+        _: Vec<burn::train::renderer::ProgressType>,
+    ) {
+    }
+}
+
+impl burn::train::renderer::MetricsRenderer for Mute {
+    fn manual_close(&mut self) {}
+    fn register_metric(&mut self, _: MetricDefinition) {}
+}
+
+fn last_words() -> Result<String> {
+    let group = ProcessGroup::<G>::from_env(&Default::default())?;
+    let artifacts = tempfile::tempdir().expect("a folder");
+    let (train, valid) = loaders(&group, 10, 5, 0)?;
+    let training = training(artifacts.path(), train, valid).renderer(Mute);
+    training.launch_ddp(&DdpStrategy::new(&group), learner(&group, &NetConfig::new())?)?;
+    Ok(String::new())
+}
+
+#[test]
+fn a_renderer_that_panics_at_the_end_is_an_error_and_no_hang() {
+    for world in [1, 2] {
+        let start = Instant::now();
+        let outcomes = Launch::new("last words", world).run();
+        assert!(start.elapsed() < Duration::from_secs(10));
+        outcomes[0].failed_saying(&["rank 0", "panicked", "nobody reads this"]);
+        // The others were done.
+        assert!(outcomes[1..].iter().all(|outcome| outcome.status.success()), "{outcomes:?}");
+    }
 }
