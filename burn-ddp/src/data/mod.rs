@@ -15,9 +15,8 @@ use std::sync::Arc;
 use burn::data::dataloader::DataLoader;
 use burn::tensor::backend::Backend;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::process_group::ProcessGroup;
-use crate::rank::Rank;
 
 mod builder;
 mod loader;
@@ -37,8 +36,8 @@ pub(crate) use shards::{ShardState, Shards};
 /// well iterate a loader that gives every rank everything. All ranks must call it.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a loader that is neither built nor wrapped here, in a world of more than one;
-/// [`ErrorKind::Mismatch`] naming what differs and on which ranks.
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) for a loader that is neither built nor wrapped here, in a world of more than one;
+/// [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch) naming what differs and on which ranks.
 pub fn verify<B: Backend, O, G: Backend>(
     loader: &Arc<dyn DataLoader<B, O>>,
     group: &ProcessGroup<G>,
@@ -77,29 +76,10 @@ fn refusal(what: &str, world_size: usize) -> Error {
 /// Compares what the ranks know of their loaders for `what`. All ranks must call it.
 ///
 /// # Errors
-/// [`ErrorKind::Mismatch`] naming both values and ranks, on all ranks.
+/// [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch) naming both values and ranks, on all ranks.
 pub(crate) fn compare<G: Backend>(state: &ShardState, group: &ProcessGroup<G>, what: &str) -> Result<()> {
-    if group.world_size() == 1 {
-        return Ok(());
-    }
-    let all = group.all_gather_bytes(state.fingerprint().into_bytes())?;
-    let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
-    match (1..all.len()).find(|rank| all[*rank] != all[0]) {
-        None => Ok(()),
-        Some(rank) => {
-            let error = group.agreed(Error::new(
-                ErrorKind::Mismatch,
-                format!(
-                    "the {what} data differ: rank 0 has {}; {} has {}; build them alike",
-                    text(0),
-                    Rank(rank),
-                    text(rank)
-                ),
-            ));
-            group.fail(&error);
-            Err(error)
-        }
-    }
+    let compared = group.compare(&format!("the {what} data"), state.fingerprint());
+    compared.inspect_err(|error| group.fail(error))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use burn_flex::{Flex, FlexDevice};
 use super::*;
 use crate::error::panic_text;
 use crate::options::GroupOptions;
-use crate::rank::RankInfo;
+use crate::rank::{Rank, RankInfo};
 use crate::store::MemoryStore;
 
 type B = crate::Ddp<Flex>;

@@ -18,7 +18,7 @@ use super::panics::Panics;
 use super::session::{Events, Session, saved, settle};
 use super::silent::Silent;
 use super::{Inner, TrainOutputOf, ValidOutputOf, state};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::parameters;
 use crate::rank::Rank;
 use crate::replica::Replica;
@@ -62,14 +62,7 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
             components.grad_accumulation.unwrap_or(1),
             self.ddp.options
         );
-        let all = group.all_gather_bytes(settings.clone().into_bytes())?;
-        if let Some(rank) = (0..all.len()).find(|rank| all[*rank] != all[0]) {
-            let text = |rank: usize| String::from_utf8_lossy(&all[rank]).into_owned();
-            return Err(group.agreed(Error::new(
-                ErrorKind::Mismatch,
-                format!("ranks train differently: rank 0 has {}; rank {rank} has {}", text(0), text(rank)),
-            )));
-        }
+        group.compare("trainings", settings)?;
         learner.fork(group.device());
         let mut last_epoch = 0;
         if group.rank().is_root() {

@@ -267,6 +267,23 @@ impl<B: Backend> ProcessGroup<B> {
         error
     }
 
+    /// Compares what all ranks say of themselves; `what` names it. All ranks must call it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mismatch`] on all ranks, naming the first that differs from rank 0, and what both said.
+    pub(crate) fn compare(&self, what: &str, mine: String) -> Result<()> {
+        if self.world_size() == 1 {
+            return Ok(());
+        }
+        let all = self.all_gather_bytes(mine.into_bytes())?;
+        let Some(rank) = (1..all.len()).find(|rank| all[*rank] != all[0]) else { return Ok(()) };
+        let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
+        let (first, other) = (text(0), text(rank));
+        let rank = Rank(rank);
+        let message = format!("{what} differ: rank 0 has {first}; {rank} has {other}; give all the same");
+        Err(self.agreed(Error::new(ErrorKind::Mismatch, message)))
+    }
+
     /// An error that any rank found before this point, on every rank: its own, or else the first rank's. For
     /// checks that mostly fail alike, so that each rank reports what it found and not that another has failed. All
     /// ranks must call it.

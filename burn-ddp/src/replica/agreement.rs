@@ -19,7 +19,7 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
     group: &ProcessGroup<B::InnerBackend>,
     options: &ReplicaOptions,
 ) -> Result<M> {
-    compare_options(options, group).map_err(|error| group.agreed(error))?;
+    group.compare("options", format!("{options:?}"))?;
     let mut params = parameters::collect::<B, M>(&model)?;
     refuse_what_cannot_be_kept_equal(&params, group)?;
     let specs: Vec<_> = params.iter().map(|param| param.spec.clone()).collect();
@@ -92,22 +92,6 @@ pub(super) fn hash<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Resul
     let mut params = parameters::collect::<B, M>(model)?;
     params.retain(|param| param.spec.role != ParamRole::RunningState);
     Ok(combine(&hashes(&params)?))
-}
-
-fn compare_options<B: Backend>(options: &ReplicaOptions, group: &ProcessGroup<B>) -> Result<()> {
-    let all = group.all_gather_bytes(format!("{options:?}").into_bytes())?;
-    let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
-    match (1..all.len()).find(|rank| all[*rank] != all[0]) {
-        None => Ok(()),
-        Some(rank) => Err(Error::new(
-            ErrorKind::Mismatch,
-            format!(
-                "options differ: rank 0 has {}, rank {rank} has {}; give all the same",
-                text(0),
-                text(rank)
-            ),
-        )),
-    }
 }
 
 fn compare<B: Backend>(specs: &[ParamSpec], group: &ProcessGroup<B>) -> Result<()> {
