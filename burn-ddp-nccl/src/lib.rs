@@ -1,2 +1,8 @@
-//! The place of an NCCL communicator for `burn-ddp`: an implementation of its `Communicator` and `Engine` that
-//! reduces CUDA tensors where they are. Nothing is in it; gradients of CUDA tensors travel through host memory.
+//! NCCL communicator for `burn-ddp`: gradients of CUDA tensors are reduced where they are.
+
+mod dtype;
+mod error;
+pub mod library;
+mod unique_id;
+
+pub use unique_id::UniqueId;

@@ -36,6 +36,8 @@ pub enum ErrorKind {
     Program,
     /// A socket, file or process call failed.
     Io,
+    /// A device, its driver or the library that communicates between devices failed.
+    Device,
     /// A launched program failed; the payload is the exit code to leave with.
     Exit(i32),
 }

@@ -1,0 +1,1 @@
+//! Burn-DDP dtypes and reductions as NCCL numbers them.

@@ -1,0 +1,1 @@
+//! What NCCL reports, as errors.
