@@ -34,7 +34,8 @@ pub struct Symbols {
     pub get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     pub get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     pub get_last_error: unsafe extern "C" fn(RawComm) -> *const c_char,
-    pub comm_init_rank_config: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> c_int,
+    pub comm_init_rank_config:
+        unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> c_int,
     pub comm_get_async_error: unsafe extern "C" fn(RawComm, *mut c_int) -> c_int,
     pub comm_finalize: unsafe extern "C" fn(RawComm) -> c_int,
     pub comm_destroy: unsafe extern "C" fn(RawComm) -> c_int,
@@ -43,11 +44,20 @@ pub struct Symbols {
     pub group_end: unsafe extern "C" fn() -> c_int,
     pub all_reduce:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
-    pub reduce:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, RawComm, RawStream) -> c_int,
+    pub reduce: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        c_int,
+        c_int,
+        RawComm,
+        RawStream,
+    ) -> c_int,
     pub broadcast:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
     pub reduce_scatter:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
-    pub all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, RawStream) -> c_int,
+    pub all_gather:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, RawStream) -> c_int,
 }

@@ -89,7 +89,7 @@ pub mod transport;
 
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};
-pub use options::GroupOptions;
+pub use options::{CommunicatorKind, GroupOptions};
 pub use rank::{Rank, RankInfo};
 
 #[cfg(feature = "burn")]

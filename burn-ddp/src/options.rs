@@ -10,6 +10,18 @@ use derive_new::new;
 use crate::error::{Error, Result};
 use crate::rank::readable;
 
+/// What moves tensors between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CommunicatorKind {
+    /// The fastest that all ranks have: NCCL where the group was made for it, else host memory.
+    #[default]
+    Auto,
+    /// NCCL, or an error that says what is missing.
+    Nccl,
+    /// Host memory, whatever the device.
+    Host,
+}
+
 /// Limits and addresses of a process group.
 #[derive(Clone, Debug, PartialEq, new)]
 #[non_exhaustive]
@@ -28,6 +40,13 @@ pub struct GroupOptions {
     /// which rank 0 is reached.
     #[new(default)]
     pub interface: Option<String>,
+    /// What moves tensors (`BURN_DDP_COMM`: `auto`, `nccl` or `host`; auto).
+    #[new(default)]
+    pub communicator: CommunicatorKind,
+    /// Connects a world of one as well, so that its collectives take the way they take among several ranks
+    /// (`BURN_DDP_CONNECT_ALONE`, 1 or 0; 0): to measure what that way costs.
+    #[new(default)]
+    pub connect_alone: bool,
 }
 
 impl Default for GroupOptions {
@@ -44,6 +63,8 @@ impl GroupOptions {
             "BURN_DDP_PEER_TIMEOUT",
             "BURN_DDP_RENDEZVOUS_TIMEOUT",
             "BURN_DDP_IFACE",
+            "BURN_DDP_COMM",
+            "BURN_DDP_CONNECT_ALONE",
         ])?;
         Self::from_lookup(|name| std::env::var(name).ok())
     }
@@ -52,7 +73,7 @@ impl GroupOptions {
     ///
     /// # Errors
     /// [`ErrorKind::Config`](crate::error::ErrorKind::Config) naming variable and value when a number of
-    /// seconds does not parse or is not positive.
+    /// seconds does not parse or is not positive, or a word is none of those listed.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let seconds = |name: &str, default: Duration| match lookup(name) {
             None => Ok(default),
@@ -66,12 +87,29 @@ impl GroupOptions {
                     Error::config(format!("{name}={text}: set it to a positive number of seconds"))
                 }),
         };
+        let communicator = match lookup("BURN_DDP_COMM").as_deref() {
+            None | Some("auto") => CommunicatorKind::Auto,
+            Some("nccl") => CommunicatorKind::Nccl,
+            Some("host") => CommunicatorKind::Host,
+            Some(other) => {
+                return Err(Error::config(format!("BURN_DDP_COMM={other}: set it to auto, nccl or host")));
+            }
+        };
+        let connect_alone = match lookup("BURN_DDP_CONNECT_ALONE").as_deref() {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(other) => {
+                return Err(Error::config(format!("BURN_DDP_CONNECT_ALONE={other}: set it to 1 or 0")));
+            }
+        };
         let defaults = Self::new();
         Ok(Self {
             timeout: seconds("BURN_DDP_TIMEOUT", defaults.timeout)?,
             peer_timeout: seconds("BURN_DDP_PEER_TIMEOUT", defaults.peer_timeout)?,
             rendezvous_timeout: seconds("BURN_DDP_RENDEZVOUS_TIMEOUT", defaults.rendezvous_timeout)?,
             interface: lookup("BURN_DDP_IFACE"),
+            communicator,
+            connect_alone,
         })
     }
 
@@ -105,6 +143,22 @@ mod tests {
         for value in ["", "soon", "0", "-1", "inf", "nan"] {
             let error = read(value).unwrap_err().to_string();
             assert!(error.contains(&format!("BURN_DDP_TIMEOUT={value}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn words_are_those_listed() {
+        let read = |name: &'static str, value: &'static str| {
+            GroupOptions::from_lookup(move |asked| (asked == name).then(|| value.into()))
+        };
+        assert_eq!(read("BURN_DDP_COMM", "nccl").unwrap().communicator, CommunicatorKind::Nccl);
+        assert_eq!(read("BURN_DDP_COMM", "auto").unwrap(), GroupOptions::new());
+        assert!(read("BURN_DDP_CONNECT_ALONE", "1").unwrap().connect_alone);
+        for (name, value) in
+            [("BURN_DDP_COMM", "gloo"), ("BURN_DDP_COMM", ""), ("BURN_DDP_CONNECT_ALONE", "yes")]
+        {
+            let error = read(name, value).unwrap_err().to_string();
+            assert!(error.contains(&format!("{name}={value}")), "{error}");
         }
     }
 }

@@ -168,7 +168,7 @@ impl<B: Backend> Reducer<B> {
         // A rank without items lacks nothing.
         let used_here = used_here.into_iter().map(|used| used || micro_steps == 0).collect();
         let sum_of_tails =
-            if group.world_size() == 1 { tail } else { self.all_reduce(group, &mut gradients, &tail)? };
+            if group.is_connected() { self.all_reduce(group, &mut gradients, &tail)? } else { tail };
         self.scale(gradients, &dtypes, &sum_of_tails, used_here).map_err(|error| group.agreed(error))
     }
 

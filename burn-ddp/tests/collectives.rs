@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use burn_ddp::collective::{Collectives, chunk};
 use burn_ddp::deadline::Deadline;
 use burn_ddp::dtype::{DType, ReduceOp};
-use burn_ddp::transport::{Header, Liveness, Transport, loopback};
+use burn_ddp::transport::{Header, Liveness, OpKind, Transport, loopback};
 use burn_ddp::{Error, ErrorKind, Rank, Result};
 use half::f16;
 use reference::{Buffer, input, reference};
@@ -192,6 +192,39 @@ fn two_hundred_all_reduces_in_a_row() {
         Ok(())
     });
     assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+/// Announces an all_reduce of `count` numbers.
+fn announce(ranks: &mut Collectives, count: usize) -> Result<()> {
+    ranks.announce(OpKind::AllReduce, DType::F32, Some(ReduceOp::Sum), None, count)
+}
+
+#[test]
+fn announced_operations_are_compared_between_neighbours() {
+    for world in WORLDS {
+        launch(over_loopback(world), |ranks| {
+            (0..20).try_for_each(|count| announce(ranks, count))?;
+            assert_eq!(ranks.sequence(), 20);
+            ranks.barrier()
+        });
+    }
+    let outcomes = outcomes(over_tcp(3), |ranks| match ranks.rank() {
+        Rank(0) => announce(ranks, 6),
+        _ => announce(ranks, 7),
+    });
+    assert!(outcomes[2].is_ok(), "rank 2 hears rank 1: {:?}", outcomes[2]);
+    for outcome in &outcomes[..2] {
+        let error = outcome.as_ref().expect_err("another count").to_string();
+        for words in ["all_reduce #0 (sum, 6 x f32)", "all_reduce #0 (sum, 7 x f32)"] {
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
+
+#[test]
+fn an_announced_operation_is_none_over_the_wire() {
+    let calls: [Call; 2] = [|ranks| announce(ranks, 6), |ranks| sum(ranks, DType::F32, ReduceOp::Sum, 6)];
+    disagreement(over_loopback, 2, calls[0], calls[1]);
 }
 
 type Call = fn(&mut Collectives) -> Result<()>;

@@ -81,6 +81,22 @@ fn collectives_give_what_they_promise() {
     }
 }
 
+#[test]
+fn a_world_of_one_can_be_connected_to_measure_it() {
+    let world = Launch::new("collectives", 1).env("BURN_DDP_CONNECT_ALONE", 1);
+    assert_eq!(world.succeed(), ["9 2"]);
+}
+
+#[test]
+fn a_group_without_nccl_says_so_at_once() {
+    for world in [1, 2] {
+        for outcome in Launch::new("peers", world).env("BURN_DDP_COMM", "nccl").run() {
+            assert_eq!(outcome.status.code(), Some(2), "{outcome:?}");
+            outcome.failed_saying(&["BURN_DDP_COMM=nccl", "flex", "BURN_DDP_COMM=host"]);
+        }
+    }
+}
+
 /// Pairs, then reversed order, then groups inside groups, several in flight.
 fn split() -> Result<String> {
     let group = group()?;

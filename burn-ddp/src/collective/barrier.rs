@@ -1,9 +1,14 @@
-//! `barrier`: a header from everybody proves that everybody has arrived.
+//! Operations of headers only: `barrier`, in which a header from everybody proves that everybody has arrived, and
+//! `announce`, in which one from a neighbour proves that he does the same.
 
 use super::Collectives;
-use crate::dtype::DType;
+use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
+use crate::rank::Rank;
 use crate::transport::OpKind;
+
+/// Tells an announced operation, which moves its data by other means, from one over the wire.
+const ANNOUNCED: u8 = 0xA0;
 
 impl Collectives {
     /// Returns when all ranks have called it.
@@ -15,6 +20,32 @@ impl Collectives {
         let header = self.header(OpKind::Barrier, DType::U8, 0);
         self.operation(header, |exchange, _| {
             exchange.rounds().try_for_each(|round| exchange.swap(0, round, &[], &mut []))
+        })
+    }
+    /// Checks that all ranks start the same operation, which is then done by other means: NCCL has no headers, waits for
+    /// ever where ranks disagree, and cannot say who is late. Each rank tells the next one, in a ring: if two ranks
+    /// disagree, so do two neighbours, and a rank that does not come is missed by exactly one other, which names it.
+    ///
+    /// # Errors
+    /// What ended the operation (see [`Collectives`]).
+    pub fn announce(
+        &mut self,
+        kind: OpKind,
+        dtype: DType,
+        reduce: Option<ReduceOp>,
+        root: Option<Rank>,
+        count: usize,
+    ) -> Result<()> {
+        self.check()?;
+        let mut header = self.header(kind, dtype, count);
+        if let Some(op) = reduce {
+            header = header.with_reduce(op);
+        }
+        if let Some(root) = root {
+            header = header.with_root(root);
+        }
+        self.operation(header, |exchange, _| {
+            exchange.rounds().take(1).try_for_each(|round| exchange.swap(ANNOUNCED, round, &[], &mut []))
         })
     }
 }

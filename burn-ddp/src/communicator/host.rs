@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 pub struct HostCommunicator;
 
 impl<B: Backend> Communicator<B> for HostCommunicator {
-    fn stage(&self, tensors: Vec<AnyTensor<B>>) -> Result<Staged> {
+    fn stage(&self, _: Operation, tensors: Vec<AnyTensor<B>>) -> Result<Staged> {
         tensors
             .into_iter()
             .map(|tensor| {
@@ -26,13 +26,16 @@ impl<B: Backend> Communicator<B> for HostCommunicator {
             .collect()
     }
 
-    fn unstage(&self, segment: Segment, layout: &Layout<B>) -> Result<AnyTensor<B>> {
-        let data = TensorData::from_bytes(host(segment)?.1, layout.shape.clone(), layout.dtype);
-        Ok(match layout.dtype {
-            burn::tensor::DType::Bool(_) => AnyTensor::Bool(B::bool_from_data(data, &layout.device)),
-            dtype if dtype.is_float() => AnyTensor::Float(B::float_from_data(data, &layout.device)),
-            _ => AnyTensor::Int(B::int_from_data(data, &layout.device)),
-        })
+    fn unstage(&self, staged: Staged, layouts: &[Layout<B>]) -> Result<Vec<AnyTensor<B>>> {
+        let tensor = |(segment, layout): (Segment, &Layout<B>)| {
+            let data = TensorData::from_bytes(host(segment)?.1, layout.shape.clone(), layout.dtype);
+            Ok(match layout.dtype {
+                burn::tensor::DType::Bool(_) => AnyTensor::Bool(B::bool_from_data(data, &layout.device)),
+                dtype if dtype.is_float() => AnyTensor::Float(B::float_from_data(data, &layout.device)),
+                _ => AnyTensor::Int(B::int_from_data(data, &layout.device)),
+            })
+        };
+        staged.into_iter().zip(layouts).map(tensor).collect()
     }
 }
 
@@ -60,6 +63,17 @@ impl HostEngine {
     /// An engine over `collectives`.
     pub fn new(collectives: Collectives) -> Self {
         Self { collectives, flat: Vec::new() }
+    }
+
+    /// Checks over the wire that all ranks start the same operation on `count` elements, for an engine that moves
+    /// them by other means; see [`Collectives::announce`].
+    pub fn announce(&mut self, operation: Operation, dtype: DType, count: usize) -> Result<()> {
+        let (reduce, root) = match operation {
+            Operation::AllReduce(op) | Operation::ReduceScatter(op) => (Some(op), None),
+            Operation::Broadcast(root) | Operation::GatherBytes(root) => (None, Some(root)),
+            Operation::AllGather | Operation::AllGatherBytes | Operation::Barrier => (None, None),
+        };
+        self.collectives.announce(operation.kind(), dtype, reduce, root, count)
     }
 
     /// Lets `run` see all of `segments` as one run of elements.

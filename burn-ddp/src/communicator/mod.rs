@@ -7,15 +7,19 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Bytes, TensorMetadata};
 
+use crate::deadline::Deadline;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
-use crate::rank::Rank;
-use crate::transport::OpKind;
+use crate::options::GroupOptions;
+use crate::rank::{Rank, RankInfo};
+use crate::store::Store;
+use crate::transport::{Liveness, OpKind};
 
 mod host;
 
@@ -113,8 +117,21 @@ pub enum Memory {
     Device(Box<dyn DeviceMemory>),
 }
 
+impl Memory {
+    /// Bytes of the elements in it.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Host(bytes) => bytes.len(),
+            Self::Device(memory) => memory.bytes(),
+        }
+    }
+}
+
 /// Device memory of a communicator that reduces tensors where they are.
 pub trait DeviceMemory: Any + Send + fmt::Debug {
+    /// Bytes of the elements in it, without what lies between them.
+    fn bytes(&self) -> usize;
+
     /// For the communicator to get its own type back.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
 }
@@ -157,17 +174,51 @@ impl Operation {
 
 /// Turns tensors into memory an [`Engine`] can move, and back. Called on the caller's thread.
 pub trait Communicator<B: Backend>: Send + Sync + 'static {
-    /// Takes the memory out of `tensors`.
-    fn stage(&self, tensors: Vec<AnyTensor<B>>) -> Result<Staged>;
+    /// Takes the memory out of `tensors`, for `operation`: several tensors may become one segment, and room for a
+    /// result of another size is made here, because an engine cannot.
+    fn stage(&self, operation: Operation, tensors: Vec<AnyTensor<B>>) -> Result<Staged>;
 
-    /// Makes a tensor of `segment`, shaped and placed as `layout` says.
-    fn unstage(&self, segment: Segment, layout: &Layout<B>) -> Result<AnyTensor<B>>;
+    /// Makes the tensors of `staged`, shaped and placed as `layouts` say.
+    fn unstage(&self, staged: Staged, layouts: &[Layout<B>]) -> Result<Vec<AnyTensor<B>>>;
 }
 
-/// The communication thread's half: moves memory between ranks, in the order it is called.
-pub trait Engine: Send + 'static {
+/// The communication thread's half: moves memory between ranks, in the order it is called. It lives and dies on that
+/// thread.
+pub trait Engine {
     /// Runs `operation` on `staged` and returns the result's memory.
     fn run(&mut self, operation: Operation, staged: Staged) -> Result<Staged>;
+}
+
+/// Makes the two halves for a group, and for each group that is split off it. Who implements it brings a communicator
+/// of his own; the group keeps the control channel, and a [`HostEngine`] for what is bytes and no tensor.
+pub trait CommunicatorFactory<B: Backend>: Send + Sync + 'static {
+    /// The communicator of the group whose ranks `meeting` has brought together. All ranks call it, as their last step
+    /// of start-up.
+    fn open(&self, meeting: Meeting) -> Result<Opened<B>>;
+}
+
+/// A group whose ranks can reach each other, as a [`CommunicatorFactory`] finds it.
+pub struct Meeting {
+    /// Unique among the groups of a run.
+    pub name: String,
+    /// This rank, in this group.
+    pub info: RankInfo,
+    /// Limits of the group.
+    pub options: GroupOptions,
+    /// Shared by the ranks of this group and by nobody else.
+    pub store: Arc<dyn Store>,
+    /// Until when all ranks must be through.
+    pub deadline: Deadline,
+    /// Why the group has ended, if it has: every wait must look at it.
+    pub liveness: Liveness,
+}
+
+/// What a [`CommunicatorFactory`] makes.
+pub struct Opened<B: Backend> {
+    /// The caller's half.
+    pub communicator: Box<dyn Communicator<B>>,
+    /// Makes the communication thread's half, on that thread; `HostEngine` moves what is in host memory.
+    pub engine: Box<dyn FnOnce(HostEngine) -> Result<Box<dyn Engine>> + Send>,
 }
 
 /// How to make a tensor of memory again.

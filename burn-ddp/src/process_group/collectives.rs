@@ -111,17 +111,14 @@ impl<B: Backend> ProcessGroup<B> {
             return Work::ready(result.map(Tensor::from_primitive));
         };
         let mut layout = Layout::of(&tensor);
-        let staged =
-            self.permitted(operation, &tensor).and_then(|()| connected.communicator.stage(vec![tensor]));
+        let permitted = self.permitted(operation, &tensor);
+        let staged = permitted.and_then(|()| connected.communicator.stage(operation, vec![tensor]));
         let group = self.clone();
         self.submit(operation, staged, move |staged| {
-            let [segment] = exactly(staged)?;
-            let count = match &segment.memory {
-                Memory::Host(bytes) => bytes.len() / segment.dtype.size(),
-                Memory::Device(_) => layout.shape.iter().product(),
-            };
+            let count = staged.iter().map(|segment| segment.memory.bytes() / segment.dtype.size()).sum();
             layout.shape = shape(layout.shape, count);
-            K::from_any(group.communicator()?.unstage(segment, &layout)?)
+            let [tensor] = exactly(group.communicator()?.unstage(staged, &[layout])?)?;
+            K::from_any(tensor)
         })
         .map(Tensor::from_primitive)
     }
@@ -133,12 +130,9 @@ impl<B: Backend> ProcessGroup<B> {
         };
         let layouts: Vec<_> = tensors.iter().map(Layout::of).collect();
         let permitted = tensors.iter().try_for_each(|tensor| self.permitted(operation, tensor));
-        let staged = permitted.and_then(|()| connected.communicator.stage(tensors));
+        let staged = permitted.and_then(|()| connected.communicator.stage(operation, tensors));
         let group = self.clone();
-        self.submit(operation, staged, move |staged| {
-            let communicator = group.communicator()?;
-            staged.into_iter().zip(&layouts).map(|(one, layout)| communicator.unstage(one, layout)).collect()
-        })
+        self.submit(operation, staged, move |staged| group.communicator()?.unstage(staged, &layouts))
     }
 
     fn communicator(&self) -> Result<&dyn Communicator<B>> {
@@ -176,13 +170,7 @@ impl<B: Backend> ProcessGroup<B> {
                 return Work::ready(Err(error));
             }
         };
-        let bytes = staged
-            .iter()
-            .map(|segment| match &segment.memory {
-                Memory::Host(bytes) => bytes.len(),
-                Memory::Device(_) => 0,
-            })
-            .sum();
+        let bytes = staged.iter().map(|segment| segment.memory.bytes()).sum();
         self.0.counters.count(operation.kind(), bytes);
         match &self.0.connected {
             None => Work::ready(finish(staged)),
@@ -194,9 +182,9 @@ impl<B: Backend> ProcessGroup<B> {
     }
 }
 
-fn exactly(staged: Staged) -> Result<[Segment; 1]> {
-    staged.try_into().map_err(|staged: Staged| {
-        Error::new(ErrorKind::Mismatch, format!("a collective of one tensor returned {}", staged.len()))
+fn exactly<B: Backend>(tensors: Vec<AnyTensor<B>>) -> Result<[AnyTensor<B>; 1]> {
+    tensors.try_into().map_err(|tensors: Vec<_>| {
+        Error::new(ErrorKind::Mismatch, format!("a collective of one tensor returned {}", tensors.len()))
     })
 }
 

@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::backend::Backend;
 
 use crate::collective::Collectives;
-use crate::communicator::{Communicator, HostCommunicator, HostEngine};
+use crate::communicator::{Communicator, CommunicatorFactory, HostCommunicator, HostEngine, Meeting, Opened};
 use crate::control::Control;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::GroupOptions;
+use crate::options::{CommunicatorKind, GroupOptions};
 use crate::rank::{Rank, RankInfo};
 use crate::rendezvous;
-use crate::store::{PrefixStore, Store, TcpStore};
+use crate::store::{MemoryStore, PrefixStore, Store, TcpStore};
 use crate::transport::tcp::{Listener, TcpTransport};
 use crate::transport::{Liveness, PeerInfo};
 
@@ -60,6 +60,8 @@ struct Inner<B: Backend> {
     info: RankInfo,
     device: B::Device,
     options: GroupOptions,
+    /// `None` where tensors travel through host memory.
+    factory: Option<Arc<dyn CommunicatorFactory<B>>>,
     counters: Arc<Counters>,
     splits: AtomicUsize,
     #[cfg(feature = "train")]
@@ -79,72 +81,33 @@ struct Connected<B: Backend> {
     store: Arc<dyn Store>,
 }
 
-impl<B: Backend> ProcessGroup<B> {
-    /// The group that the process environment describes (torchrun's variables, `BURN_DDP_*` limits). Without
-    /// any of them: a world of one.
-    ///
-    /// # Errors
-    /// Wrong or incomplete variables, a rank that is taken, a port in use, and peers that do not appear within
-    /// [`GroupOptions::rendezvous_timeout`], each by name.
-    pub fn from_env(device: &B::Device) -> Result<Self> {
-        Self::new(RankInfo::from_env()?, GroupOptions::from_env()?, device)
+/// What is known of a group before its ranks have met.
+struct Unconnected<B: Backend> {
+    name: String,
+    info: RankInfo,
+    options: GroupOptions,
+    device: B::Device,
+    factory: Option<Arc<dyn CommunicatorFactory<B>>>,
+}
+
+impl<B: Backend> Unconnected<B> {
+    fn is_alone(&self) -> bool {
+        self.info.world_size == 1 && !self.options.connect_alone
     }
 
-    /// The group that `info` describes; see [`ProcessGroup::from_env`].
-    pub fn new(info: RankInfo, options: GroupOptions, device: &B::Device) -> Result<Self> {
-        if info.world_size == 1 {
-            return Ok(Self::build("0".into(), info, options, device, None));
+    fn connect(self, store: Arc<dyn Store>, address: IpAddr, deadline: Deadline) -> Result<ProcessGroup<B>> {
+        if self.is_alone() {
+            return Ok(self.build(None));
         }
-        // Before anybody is kept waiting for a rank that cannot come.
-        rendezvous::local_address(options.interface.as_deref(), Ipv4Addr::LOCALHOST.into())?;
-        let deadline = Deadline::after(options.rendezvous_timeout);
-        let store = TcpStore::from_rank_info(&info, options.rendezvous_timeout)?;
-        let address = rendezvous::local_address(options.interface.as_deref(), store.local_addr().ip())?;
-        let run = format!("{}.{}", info.run_id, info.restart_count);
-        let store = Arc::new(PrefixStore::new(Arc::new(store), run));
-        Self::connect("0".into(), info, options, device, store, address, deadline)
-    }
-
-    /// A group of one, whatever the environment says.
-    pub fn solo(device: &B::Device) -> Self {
-        Self::build("0".into(), RankInfo::solo(), GroupOptions::new(), device, None)
-    }
-
-    /// A group over any store that all its ranks share; ranks listen on `address`. This is how tests put
-    /// several ranks into one process.
-    pub fn over_store(
-        info: RankInfo,
-        options: GroupOptions,
-        device: &B::Device,
-        store: Arc<dyn Store>,
-        address: IpAddr,
-    ) -> Result<Self> {
-        let deadline = Deadline::after(options.rendezvous_timeout);
-        Self::connect("0".into(), info, options, device, store, address, deadline)
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "a name, who, how long, where")]
-    fn connect(
-        name: String,
-        info: RankInfo,
-        options: GroupOptions,
-        device: &B::Device,
-        store: Arc<dyn Store>,
-        address: IpAddr,
-        deadline: Deadline,
-    ) -> Result<Self> {
-        if info.world_size == 1 {
-            return Ok(Self::build(name, info, options, device, None));
-        }
-        let (rank, world_size) = (info.rank, info.world_size);
-        let stage = |stage: &str| PrefixStore::new(store.clone(), format!("group/{name}/{stage}"));
+        let (rank, world_size) = (self.info.rank, self.info.world_size);
+        let stage = |stage: &str| PrefixStore::new(store.clone(), format!("group/{}/{stage}", self.name));
         let (addresses, connections) = (stage("address"), stage("connected"));
         let meet = || {
             let listener = Listener::bind(address)?;
             let host = hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
             let me = PeerInfo::new(rank, host, std::process::id(), listener.address()?);
             let peers = rendezvous::exchange(&addresses, &me, world_size, deadline)?;
-            let scope = format!("{}.{}/{name}", info.run_id, info.restart_count);
+            let scope = format!("{}.{}/{}", self.info.run_id, self.info.restart_count, self.name);
             let mesh = listener.connect(rank, &scope, &peers, deadline)?;
             // Heartbeats begin together: a rank that still waits for a connection is not silent, it is missing.
             rendezvous::exchange(&connections, &me, world_size, deadline)?;
@@ -160,40 +123,125 @@ impl<B: Backend> ProcessGroup<B> {
         })?;
         let liveness = Liveness::new(world_size);
         let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
-        let control = Control::start(rank, mesh.control, liveness.clone(), options.peer_timeout)?;
-        let engine = HostEngine::new(Collectives::new(Box::new(transport), options.timeout));
-        let thread = CommunicationThread::spawn(Box::new(engine), liveness.clone())
-            .inspect_err(|error| control.abort(error))?;
-        let connected = Connected {
-            thread: Mutex::new(thread),
-            communicator: Box::new(HostCommunicator),
-            control,
-            liveness,
-            peers,
-            store,
+        let control = Control::start(rank, mesh.control, liveness.clone(), self.options.peer_timeout)?;
+        let host = HostEngine::new(Collectives::new(Box::new(transport), self.options.timeout));
+        let meeting = Meeting {
+            name: self.name.clone(),
+            info: self.info.clone(),
+            options: self.options.clone(),
+            store: Arc::new(stage("communicator")),
+            deadline,
+            liveness: liveness.clone(),
         };
-        Ok(Self::build(name, info, options, device, Some(connected)))
+        let open = || {
+            let opened = match &self.factory {
+                Some(factory) => factory.open(meeting)?,
+                None => Opened {
+                    communicator: Box::new(HostCommunicator),
+                    engine: Box::new(|host| Ok(Box::new(host) as _)),
+                },
+            };
+            let thread = CommunicationThread::spawn(|| (opened.engine)(host), liveness.clone())?;
+            Ok((opened.communicator, thread))
+        };
+        // An error that came from the group itself is its cause already, and told.
+        let (communicator, thread) = open().inspect_err(|error| control.abort(error))?;
+        let thread = Mutex::new(thread);
+        Ok(self.build(Some(Connected { thread, communicator, control, liveness, peers, store })))
     }
 
-    fn build(
-        name: String,
-        info: RankInfo,
-        options: GroupOptions,
-        device: &B::Device,
-        connected: Option<Connected<B>>,
-    ) -> Self {
+    fn build(self, connected: Option<Connected<B>>) -> ProcessGroup<B> {
+        let Self { name, info, options, device, factory } = self;
         tracing::info!(group = name, "{} of {}: device {device:?}", info.rank, info.world_size);
-        Self(Arc::new(Inner {
+        ProcessGroup(Arc::new(Inner {
             name,
             info,
-            device: device.clone(),
+            device,
             options,
+            factory,
             counters: Arc::default(),
             splits: AtomicUsize::new(0),
             #[cfg(feature = "train")]
             attached: attached::Attached::default(),
             connected,
         }))
+    }
+}
+
+impl<B: Backend> ProcessGroup<B> {
+    /// The group that the process environment describes (torchrun's variables, `BURN_DDP_*` limits). Without
+    /// any of them: a world of one.
+    ///
+    /// # Errors
+    /// Wrong or incomplete variables, a rank that is taken, a port in use, and peers that do not appear within
+    /// [`GroupOptions::rendezvous_timeout`], each by name.
+    pub fn from_env(device: &B::Device) -> Result<Self> {
+        Self::new(RankInfo::from_env()?, GroupOptions::from_env()?, device)
+    }
+
+    /// The group that `info` describes; see [`ProcessGroup::from_env`]. Tensors travel through host memory.
+    pub fn new(info: RankInfo, options: GroupOptions, device: &B::Device) -> Result<Self> {
+        if options.communicator == CommunicatorKind::Nccl {
+            return Err(Error::config(format!(
+                "BURN_DDP_COMM=nccl: this group of backend {} has no NCCL; make it with burn_ddp_nccl::process_group, or \
+                 set BURN_DDP_COMM=host",
+                B::name(device)
+            )));
+        }
+        Self::begin(info, options, device, None)
+    }
+
+    /// The group that `info` describes, with a communicator of `factory`'s making: for crates that bring one.
+    pub fn with_factory(
+        info: RankInfo,
+        options: GroupOptions,
+        device: &B::Device,
+        factory: Arc<dyn CommunicatorFactory<B>>,
+    ) -> Result<Self> {
+        Self::begin(info, options, device, Some(factory))
+    }
+
+    fn begin(
+        info: RankInfo,
+        options: GroupOptions,
+        device: &B::Device,
+        factory: Option<Arc<dyn CommunicatorFactory<B>>>,
+    ) -> Result<Self> {
+        let group = Unconnected { name: "0".into(), info, options, device: device.clone(), factory };
+        if group.is_alone() {
+            return Ok(group.build(None));
+        }
+        let deadline = Deadline::after(group.options.rendezvous_timeout);
+        if group.info.world_size == 1 {
+            return group.connect(Arc::new(MemoryStore::default()), Ipv4Addr::LOCALHOST.into(), deadline);
+        }
+        let interface = group.options.interface.as_deref();
+        // Before anybody is kept waiting for a rank that cannot come.
+        rendezvous::local_address(interface, Ipv4Addr::LOCALHOST.into())?;
+        let store = TcpStore::from_rank_info(&group.info, group.options.rendezvous_timeout)?;
+        let address = rendezvous::local_address(interface, store.local_addr().ip())?;
+        let run = format!("{}.{}", group.info.run_id, group.info.restart_count);
+        group.connect(Arc::new(PrefixStore::new(Arc::new(store), run)), address, deadline)
+    }
+
+    /// A group of one, whatever the environment says.
+    pub fn solo(device: &B::Device) -> Self {
+        let (info, options) = (RankInfo::solo(), GroupOptions::new());
+        Unconnected { name: "0".into(), info, options, device: device.clone(), factory: None }.build(None)
+    }
+
+    /// A group over any store that all its ranks share; ranks listen on `address`. This is how tests put
+    /// several ranks into one process.
+    pub fn over_store(
+        info: RankInfo,
+        options: GroupOptions,
+        device: &B::Device,
+        store: Arc<dyn Store>,
+        address: IpAddr,
+    ) -> Result<Self> {
+        let deadline = Deadline::after(options.rendezvous_timeout);
+        let group = Unconnected { name: "0".into(), info, options, device: device.clone(), factory: None };
+        group.connect(store, address, deadline)
     }
 
     /// This process's position in the group.
@@ -214,6 +262,16 @@ impl<B: Backend> ProcessGroup<B> {
     /// The device that this rank was made for.
     pub fn device(&self) -> &B::Device {
         &self.0.device
+    }
+
+    /// Whether collectives travel: not in a world of one, unless [`GroupOptions::connect_alone`] asks for it.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.0.connected.is_some()
+    }
+
+    /// Whether tensors travel through host memory, where reading one costs nothing.
+    pub(crate) fn in_host_memory(&self) -> bool {
+        self.0.factory.is_none()
     }
 
     /// What a floor above keeps for as long as the group lives: one value of each type, made when first asked for.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::backend::Backend;
 
-use super::ProcessGroup;
+use super::{ProcessGroup, Unconnected};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::{Rank, RankInfo};
@@ -50,15 +50,16 @@ impl<B: Backend> ProcessGroup<B> {
         let rank = members.iter().position(|(_, rank)| *rank == self.rank().0).unwrap_or_default();
         let info = RankInfo { rank: Rank(rank), world_size: members.len(), ..self.0.info.clone() };
         let name = format!("{}.{number}.{color}", self.0.name);
-        let (options, device) = (self.0.options.clone(), &self.0.device);
-        let group = match &self.0.connected {
-            None => Self::build(name, info, options, device, None),
-            Some(connected) => {
-                let address = connected.peers[self.rank().0].address.ip();
-                let deadline = Deadline::after(options.rendezvous_timeout);
-                Self::connect(name, info, options, device, connected.store.clone(), address, deadline)?
-            }
+        let group = Unconnected {
+            name,
+            info,
+            options: self.0.options.clone(),
+            device: self.0.device.clone(),
+            factory: self.0.factory.clone(),
         };
-        Ok(Some(group))
+        let Some(connected) = &self.0.connected else { return Ok(Some(group.build(None))) };
+        let address = connected.peers[self.rank().0].address.ip();
+        let deadline = Deadline::after(group.options.rendezvous_timeout);
+        group.connect(connected.store.clone(), address, deadline).map(Some)
     }
 }

@@ -23,15 +23,34 @@ pub(super) struct CommunicationThread {
 }
 
 impl CommunicationThread {
-    pub(super) fn spawn(engine: Box<dyn Engine>, liveness: Liveness) -> Result<Self> {
+    /// Starts the thread, which makes its engine by `open` first; returns when it has.
+    pub(super) fn spawn(
+        open: impl FnOnce() -> Result<Box<dyn Engine>> + Send + 'static,
+        liveness: Liveness,
+    ) -> Result<Self> {
         let (jobs, queue) = channel();
+        let (opened, open_result) = channel();
         let unfinished = Arc::new(AtomicUsize::new(0));
         let (counter, life) = (unfinished.clone(), liveness.clone());
+        let run = move || {
+            let _guard = Guard(&life);
+            match open() {
+                Ok(engine) => {
+                    let _ = opened.send(Ok(()));
+                    serve(engine, &queue, &life, &counter);
+                }
+                Err(error) => drop(opened.send(Err(error))),
+            }
+        };
         let handle = std::thread::Builder::new()
             .name("burn-ddp-comm".into())
-            .spawn(move || serve(engine, &queue, &life, &counter))
+            .spawn(run)
             .map_err(|error| Error::io("cannot start the communication thread", error))?;
-        Ok(Self { jobs: Some(jobs), unfinished, liveness, handle: Some(handle) })
+        let thread = Self { jobs: Some(jobs), unfinished, liveness, handle: Some(handle) };
+        match open_result.recv() {
+            Ok(opened) => opened.map(|()| thread),
+            Err(_) => Err(Error::new(ErrorKind::Aborted, "the communication thread panicked at its start")),
+        }
     }
 
     /// Queues `operation`; the receiver gets its one result.
@@ -58,7 +77,6 @@ impl Drop for Guard<'_> {
 }
 
 fn serve(mut engine: Box<dyn Engine>, queue: &Receiver<Job>, liveness: &Liveness, unfinished: &AtomicUsize) {
-    let _guard = Guard(liveness);
     for Job { operation, staged, reply } in queue {
         let result = match liveness.check() {
             Ok(()) => engine.run(operation, staged).inspect_err(|error| {

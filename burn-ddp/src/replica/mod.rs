@@ -318,14 +318,15 @@ impl<B: AutodiffBackend> Replica<B> {
     }
 
     fn norm(&self, reduction: &mut Reduction<B::InnerBackend>) -> Result<f64> {
-        let mut squares = Vec::new();
-        for gradient in &mut reduction.gradients {
-            if let Some(tensor) = gradient.take() {
-                let (square, tensor) = norm::squared_norm::<B::InnerBackend>(tensor)?;
-                squares.push(square);
-                *gradient = Some(tensor);
-            }
+        if self.group.in_host_memory() {
+            return norm::through_host::<B::InnerBackend>(&mut reduction.gradients);
         }
-        Ok(norm::add(&squares).sqrt())
+        let mine = norm::on_device::<B::InnerBackend>(&reduction.gradients)?;
+        if self.group.world_size() == 1 {
+            return Ok(mine);
+        }
+        let rank_0 = self.group.broadcast_bytes(&mine.to_le_bytes(), Rank(0))?;
+        let norm = rank_0.try_into().map(f64::from_le_bytes);
+        norm.map_err(|_| Error::new(ErrorKind::Mismatch, "rank 0 sent no norm"))
     }
 }
