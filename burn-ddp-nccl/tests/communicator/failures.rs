@@ -64,8 +64,10 @@ fn scripted() -> Result<String> {
     assert!(!fake::group_is_open(), "a group is left open");
     let mut comm = connected.inspect_err(|_| {
         assert!(start.elapsed() < limit + GRACE, "connect took {:?}", start.elapsed());
-        let aborts = usize::from(!matches!(script.init, Step::Refuses(_)));
-        assert_eq!(freed(&fake::log()), (aborts, 0));
+        // A peer may have failed before this rank came to it.
+        let log = fake::log();
+        let begun = log.contains(&"init") && !matches!(script.init, Step::Refuses(_));
+        assert_eq!(freed(&log), (usize::from(begun), 0));
     })?;
     let mut data = Buffer::new(&[0; 8000]);
     let start = Instant::now();

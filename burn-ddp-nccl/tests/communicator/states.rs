@@ -149,9 +149,9 @@ fn states() -> Result<String> {
         let connects =
             !matches!(way, Way::NeverConnected | Way::InitRefused | Way::InitFailed | Way::InitLate);
         for (index, order) in orders().iter().enumerate() {
-            // One that failed to connect cannot be asked. What hangs is asked in one order of twenty: each costs a second.
+            // One that failed to connect cannot be asked. What hangs is asked in one order of forty: each costs a second.
             let slow = matches!(way, Way::Hung | Way::Late);
-            if (!connects && !order.is_empty()) || (slow && index % 20 != 0) {
+            if (!connects && !order.is_empty()) || (slow && index % 40 != 0) {
                 continue;
             }
             let liveness = Liveness::new(1);
@@ -176,6 +176,6 @@ fn states() -> Result<String> {
 fn every_state_is_asked_for_everything_in_every_order() {
     // Of 13 ways 4 do not connect and 2 are slow.
     let orders: usize = 1 + 5 + 25 + 125;
-    let rows = 4 + 7 * orders + 2 * orders.div_ceil(20);
+    let rows = 4 + 7 * orders + 2 * orders.div_ceil(40);
     assert_eq!(Launch::new("states", 1).succeed(), [rows.to_string()]);
 }
