@@ -1,14 +1,22 @@
 //! NCCL communicator for `burn-ddp`: gradients of CUDA tensors are reduced where they are.
 
 pub mod communicator;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod cuda_queue;
+pub mod device_buffer;
 mod dtype;
+pub mod engine;
 mod error;
 pub mod library;
 mod queue;
 mod unique_id;
 
 pub use communicator::{NcclComm, Span};
+#[cfg(feature = "cuda")]
+pub use cuda::CudaAccess;
 pub use cuda_queue::CudaQueue;
+pub use device_buffer::{DeviceAccess, DeviceBuffer, Fence, NcclCommunicator};
+pub use engine::NcclEngine;
 pub use queue::Queue;
 pub use unique_id::UniqueId;
