@@ -6,9 +6,8 @@ use burn::tensor::{DType, FloatDType, Int, IntDType, Tensor, TensorData};
 use burn_ddp::communicator::AnyTensor;
 use burn_ddp::{ProcessGroup, Rank, ReduceOp, Result};
 
-use crate::fake;
 use crate::harness::{Case, Launch};
-use crate::host::{B, group, into_data, numbers};
+use crate::host::{B, events, group, into_data, numbers};
 
 pub const CASES: &[(&str, Case)] =
     &[("collectives", collectives), ("split", split), ("in flight", in_flight), ("left", left)];
@@ -169,7 +168,7 @@ fn split() -> Result<String> {
     };
     let text = format!("{} {} {} {}", half.rank(), sum(&half)?, sum(&whole)?, sum(&half)?);
     drop(half);
-    let inits = fake::log().iter().filter(|event| **event == "init").count();
+    let inits = events().iter().filter(|event| **event == "init").count();
     Ok(format!("{text} {} {inits}", sum(&whole)?))
 }
 
@@ -211,12 +210,12 @@ fn left() -> Result<String> {
     let group = group()?;
     group.all_reduce(floats(0, 3), ReduceOp::Sum).wait()?;
     drop(group);
-    let log = fake::log().into_iter().filter(|event| *event != "in progress");
-    Ok(log.collect::<Vec<_>>().join(" "))
+    let all = events().into_iter().filter(|event| *event != "in progress");
+    Ok(all.collect::<Vec<_>>().join(" "))
 }
 
 #[test]
 fn a_group_takes_leave_of_nccl() {
-    let life = "init group_start all_reduce group_end enqueued mark finalize destroy";
+    let life = "init group_start all_reduce group_end enqueued mark memory finalize destroy";
     assert_eq!(Launch::new("left", 2).succeed(), [life; 2]);
 }

@@ -1,7 +1,7 @@
 //! Groups whose "device" is host memory.
 
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::tensor::{BasicOps, Tensor, TensorData};
@@ -25,6 +25,30 @@ pub struct HostAccess;
 pub struct Kept {
     data: TensorData,
     layout: Layout<B>,
+    _end: End,
+}
+
+/// Notes when memory goes.
+struct End;
+
+impl Drop for End {
+    fn drop(&mut self) {
+        note(&["memory"]);
+    }
+}
+
+static EVENTS: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+
+fn note(more: &[&'static str]) -> Vec<&'static str> {
+    let mut events = EVENTS.lock().expect("no panic with it");
+    events.extend(fake::log());
+    events.extend(more);
+    events.clone()
+}
+
+/// What the fake was called for, with "memory" for each bucket that was given back or dropped.
+pub fn events() -> Vec<&'static str> {
+    note(&[])
 }
 
 // SAFETY: `kept` owns the memory, which does not move with it; the thread has ended when the fence is reached.
@@ -57,10 +81,10 @@ unsafe impl DeviceAccess<B> for HostAccess {
             let ran = run.send(()).is_ok() && ended.recv().is_ok();
             ran.then_some(()).ok_or_else(|| Error::new(ErrorKind::Device, "the kernel is gone"))
         });
-        Ok(DeviceBuffer { address, bytes, kept: Kept { data, layout }, fence })
+        Ok(DeviceBuffer { address, bytes, kept: Kept { data, layout, _end: End }, fence })
     }
 
-    fn close(&self, Kept { data, layout }: Kept) -> Result<AnyTensor<B>> {
+    fn close(&self, Kept { data, layout, .. }: Kept) -> Result<AnyTensor<B>> {
         Ok(match layout.dtype.is_float() {
             true => AnyTensor::Float(B::float_from_data(data, &layout.device)),
             false => AnyTensor::Int(B::int_from_data(data, &layout.device)),
