@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use burn_ddp::deadline::Deadline;
+use burn_ddp::transport::Liveness;
 use burn_ddp::{DType, Error, ErrorKind, Rank, RankInfo, ReduceOp, Result};
 use burn_ddp_nccl::library::RawStream;
 use burn_ddp_nccl::{NcclComm, Queue, Span};
@@ -15,6 +16,7 @@ use crate::node::{Buffer, LIMIT, Node};
 pub const CASES: &[(&str, Case)] = &[
     ("scripted", scripted),
     ("aborted elsewhere", aborted_elsewhere),
+    ("explained late", explained_late),
     ("stuck in finalize", stuck_in_finalize),
     ("queue fails", queue_fails),
     ("misuse", misuse),
@@ -230,6 +232,32 @@ fn an_abort_by_another_thread_ends_all_ranks() {
     }
 }
 
+/// The control channel names the cause when NCCL, or the deadline, has already ended the wait.
+fn explained_late() -> Result<String> {
+    let node = Node::join()?;
+    let mut data = Buffer::new(&[0; 8000]);
+    for collective in [Step::Never, Step::Fails(6)] {
+        fake::play(Script { collective, ..Script::default() });
+        let liveness = Liveness::new(1);
+        let mut comm = node.connect_in(liveness.clone(), Box::new(FakeQueue::new()), LIMIT)?;
+        all_reduce(&mut comm, &mut data)?;
+        let control = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            liveness.fail(Error::new(ErrorKind::PeerLost(Rank(7)), "rank 7 is lost"))
+        });
+        let error = comm.wait(Deadline::after(Duration::from_millis(50))).unwrap_err();
+        assert!(control.join().unwrap(), "{collective:?}: not the first cause");
+        assert_eq!(error.to_string(), "all_reduce on rank 0: rank 7 is lost");
+        assert_eq!(error.kind(), ErrorKind::PeerLost(Rank(7)));
+    }
+    Ok(String::new())
+}
+
+#[test]
+fn a_cause_that_comes_late_is_waited_for() {
+    Launch::new("explained late", 1).succeed();
+}
+
 /// A drop gives NCCL five seconds, aborts then, and fails nobody.
 fn stuck_in_finalize() -> Result<String> {
     let node = Node::join()?;
@@ -279,7 +307,7 @@ fn queue_fails() -> Result<String> {
     let node = Node::join()?;
     let queue = Broken { queue: FakeQueue::new(), at_mark: argument() == "mark" };
     let mut comm = if node.rank == Rank(1) {
-        node.connect_over(Box::new(queue), LIMIT)?
+        node.connect_in(node.liveness.clone(), Box::new(queue), LIMIT)?
     } else {
         fake::play(Script { collective: Step::Never, ..Script::default() });
         node.connect(LIMIT)?

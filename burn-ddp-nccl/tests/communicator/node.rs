@@ -50,11 +50,12 @@ impl Node {
     }
 
     pub fn connect(&self, limit: Duration) -> Result<NcclComm> {
-        self.connect_over(Box::new(FakeQueue::new()), limit)
+        self.connect_in(self.liveness.clone(), Box::new(FakeQueue::new()), limit)
     }
 
-    pub fn connect_over(&self, queue: Box<dyn Queue>, limit: Duration) -> Result<NcclComm> {
-        let (life, deadline) = (self.liveness.clone(), Deadline::after(limit));
+    /// Over another queue, or in a group that ends by itself.
+    pub fn connect_in(&self, life: Liveness, queue: Box<dyn Queue>, limit: Duration) -> Result<NcclComm> {
+        let deadline = Deadline::after(limit);
         // SAFETY: the fake keeps NCCL's contract and has no device; the queue is its own.
         unsafe { NcclComm::connect(symbols(), &self.id, self.rank, self.world_size, queue, life, deadline) }
     }

@@ -166,6 +166,11 @@ fn states() -> Result<String> {
             let log = fake::log();
             let (aborts, destroys) = freed(&log);
             assert_eq!(aborts + destroys, begun, "{way:?} {order:?}: {log:?}");
+            if order.is_empty() {
+                let healthy = matches!(way, Way::Ready | Way::Waited | Way::Finished);
+                assert_eq!(destroys, usize::from(healthy), "{way:?}: {log:?}");
+                assert_eq!(liveness.cause().is_none(), healthy, "{way:?}");
+            }
             rows += 1;
         }
     }
