@@ -4,6 +4,7 @@ pub mod communicator;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod cuda_queue;
+pub mod device;
 pub mod device_buffer;
 mod dtype;
 pub mod engine;

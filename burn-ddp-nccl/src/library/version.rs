@@ -3,8 +3,10 @@
 use std::ffi::c_int;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A version of NCCL, as `ncclGetVersion` tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
     /// The 2 of 2.18.3.
     pub major: u32,
@@ -24,6 +26,14 @@ impl Version {
         let code = code.unsigned_abs();
         let scale = if code >= 10_000 { 10_000 } else { 1_000 };
         Self { major: code / scale, minor: code % scale / 100, patch: code % 100 }
+    }
+}
+
+impl Version {
+    /// Whether ranks with these versions may form a communicator. NCCL promises nothing for ranks of different releases;
+    /// patches of one release speak the same protocol.
+    pub fn works_with(self, other: Self) -> bool {
+        (self.major, self.minor) == (other.major, other.minor)
     }
 }
 

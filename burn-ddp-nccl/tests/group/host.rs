@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::tensor::{BasicOps, Tensor, TensorData};
 use burn_backend::read_sync;
-use burn_ddp::communicator::{AnyTensor, CommunicatorFactory, Layout, Meeting, Opened};
+use burn_ddp::communicator::{AnyTensor, CommunicatorFactory, HostEngine, Layout, Meeting, Opened};
 use burn_ddp::{Ddp, Error, ErrorKind, GroupOptions, ProcessGroup, RankInfo, Result};
 use burn_ddp_nccl::{DeviceAccess, DeviceBuffer, Fence, NcclComm, NcclCommunicator, NcclEngine, UniqueId};
 use burn_flex::Flex;
@@ -95,15 +95,16 @@ unsafe impl DeviceAccess<B> for HostAccess {
 struct FakeNccl;
 
 impl CommunicatorFactory<B> for FakeNccl {
-    fn open(&self, meeting: Meeting) -> Result<Opened<B>> {
-        let Meeting { info, options, store, deadline, liveness, .. } = meeting;
+    fn open(&self, meeting: Meeting, mut host: HostEngine) -> Result<Opened<B>> {
+        let Meeting { info, options, deadline, liveness, .. } = meeting;
         let symbols = fake::symbols();
-        if info.rank.is_root() {
-            store.set("id", UniqueId::new(&symbols)?.as_bytes())?;
-        }
-        let id = UniqueId::from_bytes(&store.get("id", deadline.remaining())?)?;
+        let mine = match info.rank.is_root() {
+            true => UniqueId::new(&symbols)?.as_bytes().to_vec(),
+            false => Vec::new(),
+        };
+        let id = UniqueId::from_bytes(&host.exchange(&mine, deadline)?[0])?;
         let communicator = NcclCommunicator::new(HostAccess, &info, Default::default());
-        let engine = move |host| {
+        let engine = move || {
             // SAFETY: the fake keeps NCCL's contract.
             let comm = unsafe {
                 NcclComm::connect(

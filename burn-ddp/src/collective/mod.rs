@@ -91,6 +91,14 @@ impl Collectives {
         self.sequence
     }
 
+    /// Runs `run` with another limit for each operation in it.
+    pub fn within<T>(&mut self, timeout: Duration, run: impl FnOnce(&mut Self) -> T) -> T {
+        let usual = std::mem::replace(&mut self.timeout, timeout);
+        let result = run(self);
+        self.timeout = usual;
+        result
+    }
+
     /// `Err` with the first error after one.
     fn check(&self) -> Result<()> {
         self.failed.clone().map_or(Ok(()), Err)

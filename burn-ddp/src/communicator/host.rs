@@ -7,6 +7,7 @@ use crate::collective::{Collectives, chunk};
 use crate::communicator::{
     AnyTensor, Communicator, Engine, Layout, Memory, Operation, Segment, Staged, wire_dtype,
 };
+use crate::deadline::Deadline;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -63,6 +64,11 @@ impl HostEngine {
     /// An engine over `collectives`.
     pub fn new(collectives: Collectives) -> Self {
         Self { collectives, flat: Vec::new() }
+    }
+
+    /// The bytes of all ranks, in rank order; lengths may differ. All ranks call it, by `deadline`.
+    pub fn exchange(&mut self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
+        self.collectives.within(deadline.remaining(), |all| all.all_gather_bytes(mine))
     }
 
     /// Checks over the wire that all ranks start the same operation on `count` elements, for an engine that moves

@@ -7,7 +7,6 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::{BoolTensor, FloatTensor, IntTensor};
@@ -18,7 +17,6 @@ use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::options::GroupOptions;
 use crate::rank::{Rank, RankInfo};
-use crate::store::Store;
 use crate::transport::{Liveness, OpKind};
 
 mod host;
@@ -193,8 +191,8 @@ pub trait Engine {
 /// of his own; the group keeps the control channel, and a [`HostEngine`] for what is bytes and no tensor.
 pub trait CommunicatorFactory<B: Backend>: Send + Sync + 'static {
     /// The communicator of the group whose ranks `meeting` has brought together. All ranks call it, as their last step
-    /// of start-up.
-    fn open(&self, meeting: Meeting) -> Result<Opened<B>>;
+    /// of start-up. Until the communication thread has it, `host` is there for ranks to compare notes.
+    fn open(&self, meeting: Meeting, host: HostEngine) -> Result<Opened<B>>;
 }
 
 /// A group whose ranks can reach each other, as a [`CommunicatorFactory`] finds it.
@@ -205,8 +203,6 @@ pub struct Meeting {
     pub info: RankInfo,
     /// Limits of the group.
     pub options: GroupOptions,
-    /// Shared by the ranks of this group and by nobody else.
-    pub store: Arc<dyn Store>,
     /// Until when all ranks must be through.
     pub deadline: Deadline,
     /// Why the group has ended, if it has: every wait must look at it.
@@ -217,8 +213,8 @@ pub struct Meeting {
 pub struct Opened<B: Backend> {
     /// The caller's half.
     pub communicator: Box<dyn Communicator<B>>,
-    /// Makes the communication thread's half, on that thread; `HostEngine` moves what is in host memory.
-    pub engine: Box<dyn FnOnce(HostEngine) -> Result<Box<dyn Engine>> + Send>,
+    /// Makes the communication thread's half, on that thread.
+    pub engine: Box<dyn FnOnce() -> Result<Box<dyn Engine>> + Send>,
 }
 
 /// How to make a tensor of memory again.

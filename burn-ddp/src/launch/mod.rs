@@ -171,6 +171,11 @@ impl Launcher {
             own_run_id: port::unique_run_id(),
         };
         let plan = plan::plan(&options, &surroundings, lookup);
+        if let Some(directory) = options.log_dir.as_ref().filter(|_| plan.gives("NCCL_DEBUG_FILE")) {
+            std::fs::create_dir_all(directory).map_err(|error| {
+                Error::io(format!("cannot make {} (--log-dir)", directory.display()), error)
+            })?;
+        }
         supervise::run(&options, &plan)
     }
 }

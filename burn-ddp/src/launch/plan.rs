@@ -57,6 +57,13 @@ pub(super) struct Plan {
     pub notice: String,
 }
 
+impl Plan {
+    /// Whether the ranks are given the variable `name`.
+    pub(super) fn gives(&self, name: &str) -> bool {
+        self.children.iter().any(|child| child.env.iter().any(|(given, _)| *given == name))
+    }
+}
+
 /// Where the store is, from flags, MASTER_ADDR and MASTER_PORT, and defaults, in this order.
 pub(super) fn store(options: &Options, lookup: impl Fn(&str) -> Option<OsString>) -> Result<StoreAt> {
     let lookup = |name: &str| match lookup(name).filter(|_| !options.standalone) {
@@ -129,6 +136,13 @@ pub(super) fn plan(
         None => "none".into(),
     };
     let threads = (around.cores / options.nproc).max(1);
+    // What NCCL prints is not to be mixed with the lines of ranks, which it would cut.
+    let given = |name: &str| lookup(name).is_some_and(|value| !value.is_empty());
+    let nccl_files = given("NCCL_DEBUG") && !given("NCCL_DEBUG_FILE");
+    let nccl_file = |rank: &str| {
+        let name = format!("nccl.{}.rank{rank}.log", around.host);
+        options.log_dir.clone().unwrap_or_default().join(name).to_string_lossy().into_owned()
+    };
     let free: Vec<&'static str> = THREADS.into_iter().filter(|name| lookup(name).is_none()).collect();
     let world_size = options.nnodes * options.nproc;
 
@@ -149,16 +163,21 @@ pub(super) fn plan(
         ];
         env.extend(options.local_addr.clone().map(|address| ("BURN_DDP_IFACE", address)));
         env.extend(free.iter().map(|name| (*name, threads.to_string())));
+        env.extend(nccl_files.then(|| ("NCCL_DEBUG_FILE", nccl_file(&rank.to_string()))));
         let prefix =
             if single { format!("[rank {rank}] ") } else { format!("[{}:rank {rank}] ", around.host) };
         Child { rank, local_rank, prefix, env }
     };
 
+    let mut notice = notice(options, around, &free, threads);
+    if nccl_files {
+        notice += &format!(", NCCL_DEBUG to {}", nccl_file("N"));
+    }
     Plan {
         program: around.program.clone(),
         args: options.args.clone(),
         children: (0..options.nproc).map(child).collect(),
-        notice: notice(options, around, &free, threads),
+        notice,
         host: around.host.clone(),
         run_id,
     }
@@ -270,6 +289,18 @@ mod tests {
         assert_eq!(value(&kept.children[0], "RAYON_NUM_THREADS"), None);
         assert_eq!(value(&kept.children[0], "OMP_NUM_THREADS"), Some("4"));
         assert!(kept.notice.contains("OMP_NUM_THREADS=4 each"), "{}", kept.notice);
+    }
+
+    #[test]
+    fn what_nccl_prints_has_a_file_a_rank() {
+        let options = Options { nproc: 2, log_dir: Some("logs".into()), ..Options::default() };
+        let debug = |name: &str| (name == "NCCL_DEBUG").then(|| "INFO".into());
+        let files = plan(&options, &around(), debug);
+        assert_eq!(value(&files.children[1], "NCCL_DEBUG_FILE"), Some("logs/nccl.here.rank1.log"));
+        assert!(files.notice.ends_with("NCCL_DEBUG to logs/nccl.here.rankN.log"), "{}", files.notice);
+        for lookup in [nothing as fn(&str) -> Option<OsString>, |_| Some("set".into())] {
+            assert_eq!(value(&plan(&options, &around(), lookup).children[1], "NCCL_DEBUG_FILE"), None);
+        }
     }
 
     fn at(options: &Options, pairs: &[(&str, &str)]) -> Result<StoreAt> {

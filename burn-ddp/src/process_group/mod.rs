@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::backend::Backend;
 
 use crate::collective::Collectives;
-use crate::communicator::{Communicator, CommunicatorFactory, HostCommunicator, HostEngine, Meeting, Opened};
+use crate::communicator::{
+    Communicator, CommunicatorFactory, Engine, HostCommunicator, HostEngine, Meeting, Opened,
+};
 use crate::control::Control;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -129,19 +131,18 @@ impl<B: Backend> Unconnected<B> {
             name: self.name.clone(),
             info: self.info.clone(),
             options: self.options.clone(),
-            store: Arc::new(stage("communicator")),
             deadline,
             liveness: liveness.clone(),
         };
         let open = || {
             let opened = match &self.factory {
-                Some(factory) => factory.open(meeting)?,
+                Some(factory) => factory.open(meeting, host)?,
                 None => Opened {
                     communicator: Box::new(HostCommunicator),
-                    engine: Box::new(|host| Ok(Box::new(host) as _)),
+                    engine: Box::new(|| Ok(Box::new(host) as Box<dyn Engine>)),
                 },
             };
-            let thread = CommunicationThread::spawn(|| (opened.engine)(host), liveness.clone())?;
+            let thread = CommunicationThread::spawn(opened.engine, liveness.clone())?;
             Ok((opened.communicator, thread))
         };
         // An error that came from the group itself is its cause already, and told.
