@@ -3,7 +3,7 @@
 //! What this rests on, in the sources of cubecl 0.10 and Burn 0.21:
 //!
 //! - **A thread has a stream.** Operations go to the stream of the thread that called them (`StreamId::current`), also
-//!   through fusion, which runs them later on a thread of its own under the caller's id. `client.sync()` records an event
+//!   through fusion: its device thread takes on the caller's id for each task. `client.sync()` records an event
 //!   on the stream of the thread that calls it, before it returns; what it returns only waits. So called here, behind the
 //!   operations that filled the bucket, it is the bucket's fence, and it may be waited for anywhere.
 //! - **A handle does not wait for its last write.** cubecl makes a stream wait for the *allocation* of a handle that
@@ -81,6 +81,22 @@ impl<B: CudaBackend> CudaBackend for Ddp<B> {
         })
     }
 }
+
+const _: () = {
+    type Plain = CubeBackend<CudaRuntime, f32, i32, u8>;
+
+    const fn reached<B: CudaBackend>()
+    where
+        CudaAccess: DeviceAccess<B>,
+    {
+    }
+
+    reached::<burn_cuda::Cuda>();
+    reached::<Plain>();
+    reached::<Fusion<Plain>>();
+    reached::<Ddp<burn_cuda::Cuda>>();
+    reached::<Ddp<Plain>>();
+};
 
 /// The number of `device`, as CUDA counts after `CUDA_VISIBLE_DEVICES`.
 pub fn ordinal(device: &CudaDevice) -> usize {
