@@ -80,7 +80,7 @@ impl NcclEngine {
 impl Engine for NcclEngine {
     fn run(&mut self, operation: Operation, mut staged: Staged) -> Result<Staged> {
         if staged.iter().all(|segment| matches!(segment.memory, Memory::Host(_))) {
-            return self.host.run(operation, staged).map_err(|error| self.end(error));
+            return self.host.run(operation, staged);
         }
         let (dtype, mut bucket) = Bucket::take(&mut staged)?;
         self.collective(operation, dtype, &mut bucket).map_err(|error| self.end(error))?;

@@ -11,6 +11,8 @@ pub mod engine;
 mod error;
 pub mod library;
 mod queue;
+#[cfg(feature = "tch")]
+pub mod tch;
 mod unique_id;
 
 pub use communicator::{NcclComm, Span};
@@ -20,4 +22,6 @@ pub use cuda_queue::CudaQueue;
 pub use device_buffer::{DeviceAccess, DeviceBuffer, Fence, NcclCommunicator};
 pub use engine::NcclEngine;
 pub use queue::Queue;
+#[cfg(feature = "tch")]
+pub use tch::TchAccess;
 pub use unique_id::UniqueId;

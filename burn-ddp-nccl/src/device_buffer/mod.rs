@@ -187,10 +187,8 @@ fn cut<B: Backend, K: GroupKind<B>>(whole: Tensor<B, 1, K>, place: Range<usize>)
 impl<B: Backend, A: DeviceAccess<B>> Communicator<B> for NcclCommunicator<B, A> {
     fn stage(&self, operation: Operation, tensors: Vec<AnyTensor<B>>) -> Result<Staged> {
         match tensors.first() {
-            Some(AnyTensor::Float(_)) if !any_bool(&tensors) => {
-                Ok(vec![self.pack::<Float>(operation, tensors)?])
-            }
-            Some(AnyTensor::Int(_)) if !any_bool(&tensors) => Ok(vec![self.pack::<Int>(operation, tensors)?]),
+            Some(AnyTensor::Float(_)) => Ok(vec![self.pack::<Float>(operation, tensors)?]),
+            Some(AnyTensor::Int(_)) => Ok(vec![self.pack::<Int>(operation, tensors)?]),
             _ => HostCommunicator.stage(operation, tensors),
         }
     }
@@ -205,8 +203,4 @@ impl<B: Backend, A: DeviceAccess<B>> Communicator<B> for NcclCommunicator<B, A> 
             _ => self.unpack::<Int>(*bucket, layouts),
         }
     }
-}
-
-fn any_bool<B: Backend>(tensors: &[AnyTensor<B>]) -> bool {
-    tensors.iter().any(|tensor| matches!(tensor, AnyTensor::Bool(_)))
 }
