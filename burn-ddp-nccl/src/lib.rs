@@ -1,10 +1,27 @@
 //! NCCL communicator for `burn-ddp`: gradients of CUDA tensors are reduced where they are.
 
+pub mod communicator;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod cuda_queue;
 pub mod device;
-#[cfg_attr(not(test), expect(dead_code, reason = "the communicator is not there yet"))]
+pub mod device_buffer;
 mod dtype;
+pub mod engine;
 mod error;
 pub mod library;
+mod queue;
+#[cfg(feature = "tch")]
+pub mod tch;
 mod unique_id;
 
+pub use communicator::{NcclComm, Span};
+#[cfg(feature = "cuda")]
+pub use cuda::CudaAccess;
+pub use cuda_queue::CudaQueue;
+pub use device_buffer::{DeviceAccess, DeviceBuffer, Fence, NcclCommunicator};
+pub use engine::NcclEngine;
+pub use queue::Queue;
+#[cfg(feature = "tch")]
+pub use tch::TchAccess;
 pub use unique_id::UniqueId;
