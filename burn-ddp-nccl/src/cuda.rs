@@ -33,6 +33,7 @@ use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::future::block_on;
 use cubecl::prelude::ComputeClient;
 
+use crate::NcclBackend;
 use crate::device_buffer::{DeviceAccess, DeviceBuffer, Fence};
 
 /// A backend whose tensors lie in the memory of a CUDA device: Burn's `Cuda` with and without its feature `fusion`, and
@@ -98,9 +99,30 @@ const _: () = {
     reached::<Ddp<Plain>>();
 };
 
-/// The number of `device`, as CUDA counts after `CUDA_VISIBLE_DEVICES`.
-pub fn ordinal(device: &CudaDevice) -> usize {
-    device.index
+impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend for CubeBackend<CudaRuntime, F, I, BT> {
+    type Access = CudaAccess;
+
+    fn ordinal(device: &CudaDevice) -> Option<usize> {
+        Some(device.index)
+    }
+
+    fn device(ordinal: usize) -> CudaDevice {
+        CudaDevice::new(ordinal)
+    }
+}
+
+impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend
+    for Fusion<CubeBackend<CudaRuntime, F, I, BT>>
+{
+    type Access = CudaAccess;
+
+    fn ordinal(device: &CudaDevice) -> Option<usize> {
+        Some(device.index)
+    }
+
+    fn device(ordinal: usize) -> CudaDevice {
+        CudaDevice::new(ordinal)
+    }
 }
 
 /// Reaches the tensors of every [`CudaBackend`].

@@ -1,5 +1,6 @@
 //! NCCL communicator for `burn-ddp`: gradients of CUDA tensors are reduced where they are.
 
+mod agreement;
 pub mod communicator;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -9,6 +10,8 @@ pub mod device_buffer;
 mod dtype;
 pub mod engine;
 mod error;
+pub mod factory;
+mod group;
 pub mod library;
 mod queue;
 #[cfg(feature = "tch")]
@@ -21,6 +24,8 @@ pub use cuda::CudaAccess;
 pub use cuda_queue::CudaQueue;
 pub use device_buffer::{DeviceAccess, DeviceBuffer, Fence, NcclCommunicator};
 pub use engine::NcclEngine;
+pub use factory::NcclFactory;
+pub use group::{NcclBackend, local_device, process_group};
 pub use queue::Queue;
 #[cfg(feature = "tch")]
 pub use tch::TchAccess;

@@ -12,22 +12,30 @@ use std::ptr;
 use burn::tensor::backend::{Backend, BackendTypes};
 use burn_ddp::communicator::AnyTensor;
 use burn_ddp::{Error, ErrorKind, Result};
-use burn_tch::{LibTorchDevice, TchTensor};
+use burn_tch::{LibTorch, LibTorchDevice, TchElement, TchTensor};
 use cudarc::driver::result::{ctx, device, event, primary_ctx};
 use cudarc::driver::sys::{CUdevice, CUevent, CUevent_flags};
 use cudarc::driver::{DriverError, result};
 
+use crate::NcclBackend;
 use crate::device_buffer::{DeviceAccess, DeviceBuffer, Fence};
 
 /// Reaches the tensors of LibTorch on a CUDA device, bare or under [`Ddp`](burn_ddp::Ddp).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TchAccess;
 
-/// The number of `device`, as CUDA counts after `CUDA_VISIBLE_DEVICES`; `None` for one that is none of CUDA's.
-pub fn ordinal(device: &LibTorchDevice) -> Option<usize> {
-    match device {
-        LibTorchDevice::Cuda(ordinal) => Some(*ordinal),
-        _ => None,
+impl<E: TchElement> NcclBackend for LibTorch<E> {
+    type Access = TchAccess;
+
+    fn ordinal(device: &LibTorchDevice) -> Option<usize> {
+        match device {
+            LibTorchDevice::Cuda(ordinal) => Some(*ordinal),
+            _ => None,
+        }
+    }
+
+    fn device(ordinal: usize) -> LibTorchDevice {
+        LibTorchDevice::Cuda(ordinal)
     }
 }
 
@@ -47,7 +55,7 @@ where
 
     fn open(&self, tensor: AnyTensor<B>) -> Result<DeviceBuffer<AnyTensor<B>>> {
         let place = tensor.device();
-        let ordinal = ordinal(&place)
+        let ordinal = LibTorch::<f32>::ordinal(&place)
             .ok_or_else(|| Error::config(format!("NCCL reaches CUDA devices only, not {place:?}")))?;
         let (AnyTensor::Float(raw) | AnyTensor::Int(raw) | AnyTensor::Bool(raw)) = &tensor;
         if raw.tensor.dim() != 1 || !raw.tensor.is_contiguous() {

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::tensor::{BasicOps, Tensor, TensorData};
 use burn_backend::read_sync;
-use burn_ddp::communicator::{AnyTensor, CommunicatorFactory, HostEngine, Layout, Meeting, Opened};
-use burn_ddp::{Ddp, Error, ErrorKind, GroupOptions, ProcessGroup, RankInfo, Result};
-use burn_ddp_nccl::{DeviceAccess, DeviceBuffer, Fence, NcclComm, NcclCommunicator, NcclEngine, UniqueId};
+use burn_ddp::communicator::{AnyTensor, Layout};
+use burn_ddp::{CommunicatorKind, Ddp, Error, ErrorKind, GroupOptions, ProcessGroup, RankInfo, Result};
+use burn_ddp_nccl::device::DeviceInfo;
+use burn_ddp_nccl::library::{Symbols, Version};
+use burn_ddp_nccl::{DeviceAccess, DeviceBuffer, Fence, NcclFactory, Queue};
 use burn_flex::Flex;
 
 use crate::fake::{self, FakeQueue};
@@ -20,6 +22,7 @@ const GARBAGE: u8 = 0xAB;
 
 /// Hands out a tensor's memory as a device would: what it holds is written by another thread, at the fence and no
 /// sooner. Who does not wait for the fence sends garbage.
+#[derive(Clone)]
 pub struct HostAccess;
 
 pub struct Kept {
@@ -92,44 +95,34 @@ unsafe impl DeviceAccess<B> for HostAccess {
     }
 }
 
-struct FakeNccl;
-
-impl CommunicatorFactory<B> for FakeNccl {
-    fn open(&self, meeting: Meeting, mut host: HostEngine) -> Result<Opened<B>> {
-        let Meeting { info, options, deadline, liveness, .. } = meeting;
-        let symbols = fake::symbols();
-        let mine = match info.rank.is_root() {
-            true => UniqueId::new(&symbols)?.as_bytes().to_vec(),
-            false => Vec::new(),
-        };
-        let id = UniqueId::from_bytes(&host.exchange(&mine, deadline)?[0])?;
-        let communicator = NcclCommunicator::new(HostAccess, &info, Default::default());
-        let engine = move || {
-            // SAFETY: the fake keeps NCCL's contract.
-            let comm = unsafe {
-                NcclComm::connect(
-                    symbols,
-                    &id,
-                    info.rank,
-                    info.world_size,
-                    Box::new(FakeQueue::new()),
-                    liveness.clone(),
-                    deadline,
-                )
-            }?;
-            Ok(Box::new(NcclEngine::new(comm, host, liveness, options.timeout)) as _)
-        };
-        Ok(Opened { communicator: Box::new(communicator), engine: Box::new(engine) })
-    }
-}
-
 /// The group of the environment: over the fake, or over TCP where the argument begins with "host".
 pub fn group() -> Result<ProcessGroup<B>> {
-    let (info, options, device) = (RankInfo::from_env()?, GroupOptions::from_env()?, Default::default());
-    match crate::harness::argument().starts_with("host") {
-        true => ProcessGroup::new(info, options, &device),
-        false => ProcessGroup::with_factory(info, options, &device, Arc::new(FakeNccl)),
+    if crate::harness::argument().starts_with("host") {
+        return ProcessGroup::from_env(&Default::default());
     }
+    let rank = RankInfo::from_env()?.rank;
+    over_fake(rank.0 as u8, Ok((fake::symbols(), VERSION)))
+}
+
+pub const VERSION: Version = Version { major: 2, minor: 27, patch: 5 };
+
+/// The group of the environment, in which this rank drives a device that `uuid` is the UUID of, and has `nccl`.
+pub fn over_fake(uuid: u8, nccl: Result<(Symbols, Version)>) -> Result<ProcessGroup<B>> {
+    over_fake_wishing(GroupOptions::from_env()?.communicator, uuid, nccl)
+}
+
+/// [`over_fake`] with a communicator of its own wish.
+pub fn over_fake_wishing(
+    wish: CommunicatorKind,
+    uuid: u8,
+    nccl: Result<(Symbols, Version)>,
+) -> Result<ProcessGroup<B>> {
+    let (info, options) = (RankInfo::from_env()?, GroupOptions::from_env()?);
+    let device = DeviceInfo { ordinal: 0, name: "a fake".into(), uuid: [uuid; 16] };
+    let queue = Arc::new(|| Ok(Box::new(FakeQueue::new()) as Box<dyn Queue>));
+    // SAFETY: the fake keeps NCCL's contract, and its device is host memory.
+    let factory = unsafe { NcclFactory::new(HostAccess, wish, device, nccl, queue) };
+    ProcessGroup::with_factory(info, options, &Default::default(), Arc::new(factory))
 }
 
 pub fn into_data(tensor: AnyTensor<B>) -> TensorData {

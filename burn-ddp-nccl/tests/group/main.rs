@@ -12,10 +12,11 @@ mod fake;
 #[path = "../../../burn-ddp/tests/harness.rs"]
 mod harness;
 mod host;
+mod startup;
 mod training;
 
 #[test]
 #[ignore = "not a test: the entry of the processes that tests launch"]
 fn rank_process() {
-    harness::run_case(&[collectives::CASES, failures::CASES, training::CASES].concat());
+    harness::run_case(&[collectives::CASES, failures::CASES, startup::CASES, training::CASES].concat());
 }
