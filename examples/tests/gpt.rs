@@ -11,13 +11,16 @@ use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
+use burn::module::Module;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, Optimizer, SimpleOptimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_flex::{Flex, FlexDevice};
 use clap::Parser;
-use programs::{LIMIT, assert_refused, command, finish, kill, ranks_of, run, stdout};
+use programs::{
+    LIMIT, assert_backends_are_chosen, assert_refused, command, finish, kill, ranks_of, run, stdout,
+};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_gpt");
@@ -157,12 +160,31 @@ fn a_killed_rank_ends_the_run_and_is_named() {
 }
 
 #[test]
-fn both_backends_and_the_gpt2_tokenizer_train() {
-    for args in ["--backend flex", "--backend ndarray", "--tokenizer gpt2"] {
+fn the_other_backend_and_the_other_tokenizer_train() {
+    for args in ["--backend ndarray", "--tokenizer gpt2"] {
         let (text, records) = logged(&format!("{args} --steps 2 --nproc 2"));
         assert_eq!(records.len(), 2, "{args}: {text}");
         assert!(records.iter().all(|record| number(record, "loss").is_finite()), "{args}: {text}");
     }
+}
+
+#[test]
+fn the_backend_is_the_one_that_was_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_backends_are_chosen(|args| tiny(directory.path(), &format!("--steps 2 {args}")));
+}
+
+#[test]
+fn the_smallest_gpt_2_fits_the_default_text() {
+    let flags = "--layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 --batch-size 1";
+    let args = gpt::args::Args::parse_from(format!("gpt {flags}").split(' '));
+    let plan = gpt::plan::Plan::new(&args, 2).unwrap();
+    assert_eq!((plan.micro_batch, plan.accumulation), (1024, 1));
+    // Tokens, positions, twelve blocks and the last norm; the head is the embedding of the tokens.
+    let (width, block) = (768, 12 * 768 * 768 + 13 * 768);
+    let expected = 50_257 * width + 1024 * width + 12 * block + 2 * width;
+    assert_eq!(expected, 124_439_808);
+    assert_eq!(gpt::model::Gpt::<Flex>::new(&plan.model, &FlexDevice).num_params(), expected);
 }
 
 #[test]

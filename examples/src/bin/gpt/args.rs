@@ -4,7 +4,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use burn_ddp::{Error, Result};
-use clap::{Parser, ValueEnum};
+use burn_ddp_examples::{BackendName, check_counts, parent};
+use clap::Parser;
 
 use super::text::Tokenizer;
 
@@ -69,14 +70,6 @@ pub(crate) struct Args {
     pub(crate) eval_every: usize,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum BackendName {
-    Flex,
-    Ndarray,
-}
-
-/// Largest number that counts anything; products of them fit into 64 bits.
-const LARGEST: usize = 1 << 20;
 /// Parameters of the blocks.
 const LARGEST_MODEL: usize = 1 << 30;
 
@@ -84,9 +77,9 @@ impl Args {
     /// The arguments that make a difference to what is trained.
     pub(crate) fn essence(&self) -> String {
         let Self { steps, batch_size, seq_len, total_batch_tokens, layers, heads, embd, lr, .. } = self;
-        let Self { weight_decay, clip, seed, tokenizer, eval_every, .. } = self;
+        let Self { backend, weight_decay, clip, seed, tokenizer, eval_every, .. } = self;
         format!(
-            "--steps {steps} --batch-size {batch_size} --seq-len {seq_len} --total-batch-tokens {total_batch_tokens} \
+            "--backend {backend:?} --steps {steps} --batch-size {batch_size} --seq-len {seq_len} --total-batch-tokens {total_batch_tokens} \
              --layers {layers} --heads {heads} --embd {embd} --lr {lr} --warmup-steps {} --weight-decay {weight_decay} \
              --clip {clip} --seed {seed} --tokenizer {tokenizer:?} --eval-every {eval_every}",
             self.warmup()
@@ -97,9 +90,9 @@ impl Args {
         self.warmup_steps.unwrap_or(self.steps / 10)
     }
 
-    pub(crate) fn check_ranges(&self) -> Result<()> {
-        let counts = [
-            ("--nproc", self.nproc.unwrap_or(1)),
+    pub(crate) fn check(&self) -> Result<()> {
+        self.backend.check()?;
+        check_counts(&[
             ("--steps", self.steps),
             ("--batch-size", self.batch_size),
             ("--seq-len", self.seq_len),
@@ -107,13 +100,7 @@ impl Args {
             ("--layers", self.layers),
             ("--heads", self.heads),
             ("--embd", self.embd),
-        ];
-        if let Some((flag, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
-            return Err(Error::config(format!("{flag} 0: give at least 1")));
-        }
-        if let Some((flag, count)) = counts.into_iter().find(|(_, count)| *count > LARGEST) {
-            return Err(Error::config(format!("{flag} {count}: give at most {LARGEST}")));
-        }
+        ])?;
         let parameters = (12 * self.layers * self.embd).saturating_mul(self.embd);
         if parameters > LARGEST_MODEL {
             return Err(Error::config(format!(
@@ -151,10 +138,6 @@ pub(crate) fn is_pipe(path: &Path) -> bool {
 
 fn same_file(one: &Path, other: &Path) -> bool {
     one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The multiples of `unit` next to `value`, for a message.

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn_ddp::{Error, Result};
+use burn_ddp_examples::say;
 use serde::Serialize;
 
 /// One optimizer step, as `--log-json` writes it.
@@ -17,11 +18,6 @@ pub(crate) struct Record {
     pub(crate) dt_ms: f64,
     pub(crate) tokens_per_sec: u64,
     pub(crate) world_size: usize,
-}
-
-/// Prints a line; a reader that has gone is an error like any other.
-pub(crate) fn say(line: std::fmt::Arguments<'_>) -> Result<()> {
-    writeln!(std::io::stdout(), "{line}").map_err(|error| Error::io("cannot write to standard output", error))
 }
 
 /// The log of rank 0; the other ranks have none.

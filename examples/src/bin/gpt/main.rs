@@ -23,51 +23,31 @@ pub(crate) mod plan;
 pub(crate) mod text;
 pub(crate) mod train;
 
-use std::io::Write;
 use std::process::ExitCode;
 
-use burn_ddp::launch::Launcher;
-use burn_ddp::{Error, RankInfo, Result};
-use burn_flex::Flex;
-use burn_ndarray::NdArray;
+use burn_ddp::Result;
+use burn_ddp_examples::{Place, exit_code, launcher, log_to_stderr, place};
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
 
-use args::{Args, BackendName};
+use args::Args;
 use plan::Plan;
-use train::train;
+use train::Training;
 
 fn run(args: &Args) -> Result<()> {
-    let rank = RankInfo::from_env()?;
-    let launched = rank.master.is_some();
-    match args.nproc {
-        Some(nproc) if !launched => {
+    match place(args.nproc)? {
+        Place::Launcher(nproc) => {
+            // What is wrong is said once, before anything is started.
             Plan::new(args, nproc)?;
-            Launcher::new(nproc).args(std::env::args_os().skip(1)).run()
+            launcher(nproc).run()
         }
-        Some(nproc) if nproc != rank.world_size => Err(Error::config(format!(
-            "--nproc {nproc} under a launcher of {} processes: leave --nproc out",
-            rank.world_size
-        ))),
-        _ => {
-            let plan = Plan::new(args, rank.world_size)?;
-            match args.backend {
-                BackendName::Flex => train::<Flex>(args, &plan),
-                BackendName::Ndarray => train::<NdArray>(args, &plan),
-            }
+        Place::Rank(info) => {
+            let plan = Plan::new(args, info.world_size)?;
+            args.backend.run(Training { args, plan: &plan })
         }
     }
 }
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Without standard error there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "gpt: {error}");
-            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
-        }
-    }
+    log_to_stderr();
+    exit_code("gpt", run(&Args::parse()))
 }

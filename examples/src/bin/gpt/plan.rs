@@ -21,7 +21,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(args: &Args, world_size: usize) -> Result<Self> {
-        args.check_ranges()?;
+        args.check()?;
         let micro_batch = args.batch_size.saturating_mul(args.seq_len);
         let accumulation = accumulation(args.total_batch_tokens, args.batch_size, args.seq_len, world_size)?;
         let (name, text) = match &args.data {

@@ -8,10 +8,11 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{ElementConversion, Tensor};
-use burn_ddp::{Ddp, Error, MicroStep, ProcessGroup, ReduceOp, Replica, ReplicaOptions, Result};
+use burn_ddp::{Ddp, MicroStep, ProcessGroup, ReduceOp, Replica, ReplicaOptions, Result};
+use burn_ddp_examples::{Program, Trains, agree, say};
 
 use super::args::Args;
-use super::log::{Log, Record, say};
+use super::log::{Log, Record};
 use super::model::Gpt;
 use super::optimizer::{DecayMatrices, learning_rate};
 use super::plan::Plan;
@@ -34,42 +35,37 @@ fn micro_step<B: AutodiffBackend>(
 /// world size, and the sum over ranks is exact: no window is left out or taken twice.
 fn evaluate<B: Backend>(model: &Gpt<B>, plan: &Plan, group: &ProcessGroup<B>) -> Result<f64> {
     let windows = plan.held_out_windows();
-    let device = Default::default();
+    let device = group.device();
     let mut sum = 0.0;
     for window in (group.rank().0..windows).step_by(group.world_size()) {
         let tokens = &plan.text.held_out[window * plan.micro_batch..][..plan.micro_batch + 1];
-        let (inputs, targets) = batch(tokens, plan.model.seq_len, &device);
+        let (inputs, targets) = batch(tokens, plan.model.seq_len, device);
         sum += model.loss(inputs, targets).into_scalar().elem::<f32>();
     }
-    let total = group.all_reduce(Tensor::<B, 1>::from_floats([sum], &device), ReduceOp::Sum).wait()?;
+    let total = group.all_reduce(Tensor::<B, 1>::from_floats([sum], device), ReduceOp::Sum).wait()?;
     Ok(total.into_scalar().elem::<f64>() / windows as f64)
 }
 
-/// Ranks that were started by hand may have been given different arguments: they would train, but not as one.
-fn agree<B: Backend>(args: &Args, plan: &Plan, group: &ProcessGroup<B>) -> Result<()> {
-    let mine = format!("{} on a text of {} tokens", args.essence(), plan.text.train.len());
-    let all = group.all_gather_bytes(mine.into_bytes())?;
-    let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
-    match (1..all.len()).find(|rank| all[*rank] != all[0]) {
-        None => Ok(()),
-        Some(rank) => {
-            Err(Error::config(format!("rank 0 was given {}, but rank {rank} {}", text(0), text(rank))))
-        }
+/// The whole training run of one rank.
+pub(crate) struct Training<'a> {
+    pub(crate) args: &'a Args,
+    pub(crate) plan: &'a Plan,
+}
+
+impl Program for Training<'_> {
+    fn run<B: Trains>(self) -> Result<()> {
+        let group = B::begin()?;
+        // Peers are told why if this rank fails.
+        group.finish(train(&group, self.args, self.plan))
     }
 }
 
-/// The whole training run of one rank. Peers are told why if it fails.
-pub(crate) fn train<B: Backend>(args: &Args, plan: &Plan) -> Result<()> {
-    let group = ProcessGroup::<Ddp<B>>::from_env(&Default::default())?;
-    group.finish(train_in(&group, args, plan))
-}
-
-fn train_in<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan: &Plan) -> Result<()> {
-    agree(args, plan, group)?;
-    let device = Default::default();
+fn train<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan: &Plan) -> Result<()> {
+    agree(group, format!("{} on a text of {} tokens", args.essence(), plan.text.train.len()))?;
+    let device = group.device();
     let root = group.rank().is_root();
-    Autodiff::<Ddp<B>>::seed(&device, args.seed);
-    let model = Gpt::<Autodiff<Ddp<B>>>::new(&plan.model, &device);
+    Autodiff::<Ddp<B>>::seed(device, args.seed);
+    let model = Gpt::<Autodiff<Ddp<B>>>::new(&plan.model, device);
     let options = match args.clip {
         0.0 => ReplicaOptions::new().with_norm(),
         clip => ReplicaOptions::new().with_clip_norm(clip),
@@ -80,7 +76,8 @@ fn train_in<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan: &Plan) 
     let mut log = Log::open(root, args.log_json.as_deref())?;
     if root {
         say(format_args!(
-            "{} parameters, vocabulary of {}, {} training tokens | {} tokens a step = {} x {} x {} process(es) x {} micro-step(s)",
+            "{} on {device:?} | {} parameters, vocabulary of {}, {} training tokens | {} tokens a step = {} x {} x {} process(es) x {} micro-step(s)",
+            B::name(device),
             model.num_params(),
             plan.text.vocab,
             plan.text.train.len(),
@@ -99,7 +96,7 @@ fn train_in<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan: &Plan) 
         let micro_step = |model: &_, micro| {
             let stretch =
                 stretch(plan.text.train.len(), args.total_batch_tokens, plan.micro_batch, step, micro);
-            micro_step(model, &plan.text.train[stretch], args.seq_len, &device)
+            micro_step(model, &plan.text.train[stretch], args.seq_len, device)
         };
         for micro in own.start..own.end - 1 {
             replica.no_sync(&model, micro_step(&model, micro))?;
