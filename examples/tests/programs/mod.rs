@@ -72,6 +72,13 @@ pub fn assert_backends_are_chosen(start: impl Fn(&str) -> Command) {
         let output = run(start(&format!("{nproc}--backend cuda")));
         assert_refused(&output, &["--backend cuda", "built without it", "--features cuda"]);
     }
+    #[cfg(feature = "cuda")]
+    {
+        // Whether there is a driver or not: no device, and nothing is trained on the CPU instead.
+        let mut hidden = start("--backend cuda");
+        hidden.env("CUDA_VISIBLE_DEVICES", "");
+        assert_refused(&run(hidden), &["CUDA driver"]);
+    }
 
     let with = |choice: &str| {
         let mut command = start("--backend flex");

@@ -60,7 +60,7 @@ impl Program for Training<'_> {
     }
 }
 
-fn train<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan: &Plan) -> Result<()> {
+pub(crate) fn train<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan: &Plan) -> Result<()> {
     agree(group, format!("{} on a text of {} tokens", args.essence(), plan.text.train.len()))?;
     let device = group.device();
     let root = group.rank().is_root();
