@@ -4,6 +4,7 @@
 //! cargo run --release --bin fashion_mnist                       # one process, no socket, no thread
 //! cargo run --release --bin fashion_mnist -- --nproc 2          # two processes on this machine
 //! burnrun --nproc-per-node 2 target/release/fashion_mnist       # the same under a launcher
+//! cargo run --release --features cuda --bin fashion_mnist -- --backend cuda --nproc 2    # the same on two GPUs
 //! ```
 //!
 //! The data are Debian's package `dataset-fashion-mnist`, or four files in the directory of `--data`. A micro-step

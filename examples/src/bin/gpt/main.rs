@@ -4,13 +4,17 @@
 //! cargo run --release --bin gpt                                 # one process, no socket, no thread
 //! cargo run --release --bin gpt -- --nproc 2                    # two processes on this machine
 //! burnrun --nproc-per-node 2 target/release/gpt                 # the same under a launcher
+//! cargo run --release --features cuda --bin gpt -- --backend cuda --nproc 2    # the same on two GPUs
 //! ```
 //!
-//! All three train alike (but for rounding), because the *global batch* is the constant: `--total-batch-tokens` tokens
+//! All of them train alike (but for rounding), because the *global batch* is the constant: `--total-batch-tokens` tokens
 //! per optimizer step, one contiguous stretch of the text, whatever the number of processes. It is cut into
 //! micro-batches of `--batch-size` rows of `--seq-len` tokens, and with
 //! A = total / (batch size * sequence length * processes) rank r takes the micro-batches r*A to r*A+A-1, one after the
 //! other, and averages gradients with its peers once.
+//!
+//! `--layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 --batch-size 1` is the smallest GPT-2, of 124 million
+//! parameters.
 //!
 //! Read [`train`] first: what a training loop for one process has to change is there. [`plan`] cuts the global batch,
 //! [`text`] and [`model`] know nothing of processes, [`optimizer`], [`log`] and [`args`] are what any trainer has.
