@@ -4,6 +4,8 @@
 //! "invalid usage" on whichever rank notices, or not at all. So the driver is asked first, in one place, and ranks
 //! compare what they drive before NCCL sees them.
 
+#![allow(unsafe_code)]
+
 use burn_ddp::{Error, ErrorKind, Result};
 use cudarc::driver::{DriverError, result, sys};
 use serde::{Deserialize, Serialize};
@@ -63,7 +65,9 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
 fn none_visible() -> Error {
     let mask = std::env::var("CUDA_VISIBLE_DEVICES");
     let mask = mask.map_or("not set".into(), |mask| format!("'{mask}'"));
-    Error::config(format!("the CUDA driver shows no device (CUDA_VISIBLE_DEVICES is {mask}); nvidia-smi -L lists them"))
+    Error::config(format!(
+        "the CUDA driver shows no device (CUDA_VISIBLE_DEVICES is {mask}); nvidia-smi -L lists them"
+    ))
 }
 
 /// The ordinal of the device that `local_rank` of `local_world_size` ranks on this host drives: device `local_rank`, or

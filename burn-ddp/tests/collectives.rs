@@ -196,7 +196,7 @@ fn two_hundred_all_reduces_in_a_row() {
 
 /// Announces an all_reduce of `count` numbers.
 fn announce(ranks: &mut Collectives, count: usize) -> Result<()> {
-    ranks.announce(OpKind::AllReduce, DType::F32, Some(ReduceOp::Sum), None, count)
+    ranks.announce(OpKind::AllReduce, DType::F32, Some(ReduceOp::Sum), None, count, 1)
 }
 
 #[test]
@@ -216,6 +216,20 @@ fn announced_operations_are_compared_between_neighbours() {
     for outcome in &outcomes[..2] {
         let error = outcome.as_ref().expect_err("another count").to_string();
         for words in ["all_reduce #0 (sum, 6 x f32)", "all_reduce #0 (sum, 7 x f32)"] {
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
+
+#[test]
+fn an_announced_operation_divides_its_elements_alike() {
+    let outcomes = outcomes(over_tcp(2), |ranks| {
+        let division = ranks.rank().0 as u64;
+        ranks.announce(OpKind::AllReduce, DType::F32, None, None, 8, division)
+    });
+    for outcome in outcomes {
+        let error = outcome.expect_err("another division").to_string();
+        for words in ["all_reduce", "rank 0", "rank 1", "8 x f32", "equal sizes"] {
             assert!(error.contains(words), "{error}");
         }
     }

@@ -249,7 +249,7 @@ pub fn mark(name: &str) {
 }
 
 /// What became of one rank.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Outcome {
     pub status: ExitStatus,
     pub text: String,

@@ -3,7 +3,7 @@
 
 use super::Collectives;
 use crate::dtype::{DType, ReduceOp};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 use crate::transport::OpKind;
 
@@ -26,6 +26,9 @@ impl Collectives {
     /// ever where ranks disagree, and cannot say who is late. Each rank tells the next one, in a ring: if two ranks
     /// disagree, so do two neighbours, and a rank that does not come is missed by exactly one other, which names it.
     ///
+    /// `division` is a number for how the `count` elements are divided into tensors, equal where they are divided
+    /// alike: whoever pads between tensors sends other amounts for another division of one count.
+    ///
     /// # Errors
     /// What ended the operation (see [`Collectives`]).
     pub fn announce(
@@ -35,6 +38,7 @@ impl Collectives {
         reduce: Option<ReduceOp>,
         root: Option<Rank>,
         count: usize,
+        division: u64,
     ) -> Result<()> {
         self.check()?;
         let mut header = self.header(kind, dtype, count);
@@ -44,8 +48,19 @@ impl Collectives {
         if let Some(root) = root {
             header = header.with_root(root);
         }
+        let mine = division.to_le_bytes();
         self.operation(header, |exchange, _| {
-            exchange.rounds().take(1).try_for_each(|round| exchange.swap(ANNOUNCED, round, &[], &mut []))
+            let Some(round) = exchange.rounds().next() else { return Ok(()) };
+            let mut theirs = [0; size_of::<u64>()];
+            exchange.swap(ANNOUNCED, round, &mine, &mut theirs)?;
+            if theirs == mine {
+                return Ok(());
+            }
+            let (me, (_, peer)) = (exchange.rank(), round);
+            let text = format!(
+                "{kind}: {me} and {peer} divide {count} x {dtype} into tensors of other sizes: give lists of equal sizes"
+            );
+            Err(Error::new(ErrorKind::Mismatch, text))
         })
     }
 }

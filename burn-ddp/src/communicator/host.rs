@@ -72,14 +72,20 @@ impl HostEngine {
     }
 
     /// Checks over the wire that all ranks start the same operation on `count` elements, for an engine that moves
-    /// them by other means; see [`Collectives::announce`].
-    pub fn announce(&mut self, operation: Operation, dtype: DType, count: usize) -> Result<()> {
+    /// them by other means, divided into tensors as `division` says; see [`Collectives::announce`].
+    pub fn announce(
+        &mut self,
+        operation: Operation,
+        dtype: DType,
+        count: usize,
+        division: u64,
+    ) -> Result<()> {
         let (reduce, root) = match operation {
             Operation::AllReduce(op) | Operation::ReduceScatter(op) => (Some(op), None),
             Operation::Broadcast(root) | Operation::GatherBytes(root) => (None, Some(root)),
             Operation::AllGather | Operation::AllGatherBytes | Operation::Barrier => (None, None),
         };
-        self.collectives.announce(operation.kind(), dtype, reduce, root, count)
+        self.collectives.announce(operation.kind(), dtype, reduce, root, count, division)
     }
 
     /// Lets `run` see all of `segments` as one run of elements.

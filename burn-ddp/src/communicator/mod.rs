@@ -192,15 +192,17 @@ pub trait Engine {
 pub trait CommunicatorFactory<B: Backend>: Send + Sync + 'static {
     /// The communicator of the group whose ranks `meeting` has brought together. All ranks call it, as their last step
     /// of start-up. Until the communication thread has it, `host` is there for ranks to compare notes.
-    fn open(&self, meeting: Meeting, host: HostEngine) -> Result<Opened<B>>;
+    fn open(&self, meeting: Meeting<B>, host: HostEngine) -> Result<Opened<B>>;
 }
 
 /// A group whose ranks can reach each other, as a [`CommunicatorFactory`] finds it.
-pub struct Meeting {
+pub struct Meeting<B: Backend> {
     /// Unique among the groups of a run.
     pub name: String,
     /// This rank, in this group.
     pub info: RankInfo,
+    /// The device that this rank was made for.
+    pub device: B::Device,
     /// Limits of the group.
     pub options: GroupOptions,
     /// Until when all ranks must be through.

@@ -130,6 +130,7 @@ impl<B: Backend> Unconnected<B> {
         let meeting = Meeting {
             name: self.name.clone(),
             info: self.info.clone(),
+            device: self.device.clone(),
             options: self.options.clone(),
             deadline,
             liveness: liveness.clone(),

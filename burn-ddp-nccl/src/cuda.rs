@@ -1,0 +1,183 @@
+//! CUDA tensors of Burn, with and without fusion, as memory.
+//!
+//! What this rests on, in the sources of cubecl 0.10 and Burn 0.21:
+//!
+//! - **A thread has a stream.** Operations go to the stream of the thread that called them (`StreamId::current`), also
+//!   through fusion: its device thread takes on the caller's id for each task. `client.sync()` records an event
+//!   on the stream of the thread that calls it, before it returns; what it returns only waits. So called here, behind the
+//!   operations that filled the bucket, it is the bucket's fence, and it may be waited for anywhere.
+//! - **A handle does not wait for its last write.** cubecl makes a stream wait for the *allocation* of a handle that
+//!   another stream made, and a bucket is one allocation and then writes in place. So no other thread could ask cubecl for
+//!   the bucket and be right: hence the fence. The stream itself cannot be had from outside, so NCCL's cannot wait for
+//!   it either, and a thread has to.
+//! - **An event needs no current context** to be waited for: cubecl's own collector does it on a thread without one.
+//!   The communication thread has the primary context, which is cubecl's too.
+//! - **Fusion is lazy.** Resolving a tensor runs what is queued for it. It takes a clone, so that the tensor stays: with its
+//!   last handle fusion would forget the memory.
+//! - **Memory lives as long as a handle or a resource** of it does. A resource alone would not keep the tensor's owner from
+//!   writing, so the tensor is kept as well.
+//!
+//! A bucket has one dimension: its rows are not padded, so its elements lie side by side (checked).
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::tensor::backend::Backend;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{BoolElement, CubeBackend, FloatElement, IntElement};
+use burn_ddp::communicator::AnyTensor;
+use burn_ddp::{Ddp, Error, ErrorKind, Result};
+use burn_fusion::Fusion;
+use cubecl::cuda::{CudaDevice, CudaRuntime};
+use cubecl::future::block_on;
+use cubecl::prelude::ComputeClient;
+
+use crate::NcclBackend;
+use crate::device_buffer::{DeviceAccess, DeviceBuffer, Fence};
+
+/// A backend whose tensors lie in the memory of a CUDA device: Burn's `Cuda` with and without its feature `fusion`, and
+/// [`Ddp`] of either.
+pub trait CudaBackend: Backend<Device = CudaDevice> {
+    /// The tensor behind `tensor`, for which everything that is queued has been enqueued on the device.
+    fn resolve(tensor: AnyTensor<Self>) -> CubeTensor<CudaRuntime>;
+}
+
+impl<F: FloatElement, I: IntElement, BT: BoolElement> CudaBackend for CubeBackend<CudaRuntime, F, I, BT> {
+    fn resolve(tensor: AnyTensor<Self>) -> CubeTensor<CudaRuntime> {
+        match tensor {
+            AnyTensor::Float(tensor) | AnyTensor::Int(tensor) | AnyTensor::Bool(tensor) => tensor,
+        }
+    }
+}
+
+impl<F: FloatElement, I: IntElement, BT: BoolElement> CudaBackend
+    for Fusion<CubeBackend<CudaRuntime, F, I, BT>>
+{
+    fn resolve(tensor: AnyTensor<Self>) -> CubeTensor<CudaRuntime> {
+        type Inner<F, I, BT> = CubeBackend<CudaRuntime, F, I, BT>;
+        match tensor {
+            AnyTensor::Float(tensor) => {
+                let client = tensor.client.clone();
+                client.resolve_tensor_float::<Inner<F, I, BT>>(tensor)
+            }
+            AnyTensor::Int(tensor) => {
+                let client = tensor.client.clone();
+                client.resolve_tensor_int::<Inner<F, I, BT>>(tensor)
+            }
+            AnyTensor::Bool(tensor) => {
+                let client = tensor.client.clone();
+                client.resolve_tensor_bool::<Inner<F, I, BT>>(tensor)
+            }
+        }
+    }
+}
+
+impl<B: CudaBackend> CudaBackend for Ddp<B> {
+    fn resolve(tensor: AnyTensor<Self>) -> CubeTensor<CudaRuntime> {
+        B::resolve(match tensor {
+            AnyTensor::Float(tensor) => AnyTensor::Float(tensor),
+            AnyTensor::Int(tensor) => AnyTensor::Int(tensor),
+            AnyTensor::Bool(tensor) => AnyTensor::Bool(tensor),
+        })
+    }
+}
+
+const _: () = {
+    type Plain = CubeBackend<CudaRuntime, f32, i32, u8>;
+
+    const fn reached<B: CudaBackend>()
+    where
+        CudaAccess: DeviceAccess<B>,
+    {
+    }
+
+    reached::<burn_cuda::Cuda>();
+    reached::<Plain>();
+    reached::<Fusion<Plain>>();
+    reached::<Ddp<burn_cuda::Cuda>>();
+    reached::<Ddp<Plain>>();
+};
+
+impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend for CubeBackend<CudaRuntime, F, I, BT> {
+    type Access = CudaAccess;
+
+    fn ordinal(device: &CudaDevice) -> Option<usize> {
+        Some(device.index)
+    }
+
+    fn device(ordinal: usize) -> CudaDevice {
+        CudaDevice::new(ordinal)
+    }
+}
+
+impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend
+    for Fusion<CubeBackend<CudaRuntime, F, I, BT>>
+{
+    type Access = CudaAccess;
+
+    fn ordinal(device: &CudaDevice) -> Option<usize> {
+        Some(device.index)
+    }
+
+    fn device(ordinal: usize) -> CudaDevice {
+        CudaDevice::new(ordinal)
+    }
+}
+
+/// Reaches the tensors of every [`CudaBackend`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CudaAccess;
+
+/// A tensor whose memory NCCL uses.
+pub struct CudaKept<B: Backend> {
+    tensor: AnyTensor<B>,
+    /// cubecl's `ManagedResource`, of a type that it does not name.
+    _resource: Box<dyn Send>,
+}
+
+impl<B: Backend> fmt::Debug for CudaKept<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaKept({:?})", self.tensor)
+    }
+}
+
+// SAFETY: the resource keeps the memory allocated, the tensor keeps it from being written by anybody else (see the module
+// documentation), and the fence is behind all that was enqueued by this thread, which made the tensor.
+unsafe impl<B: CudaBackend> DeviceAccess<B> for CudaAccess {
+    type Kept = CudaKept<B>;
+
+    fn open(&self, tensor: AnyTensor<B>) -> Result<DeviceBuffer<CudaKept<B>>> {
+        // Where the thread of cubecl or of fusion has died, its client panics. It has said why on stderr.
+        let opened = catch_unwind(AssertUnwindSafe(|| open(tensor)));
+        opened
+            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Device, "Burn's CUDA runtime panicked: see above")))
+    }
+
+    fn close(&self, kept: CudaKept<B>) -> Result<AnyTensor<B>> {
+        Ok(kept.tensor)
+    }
+}
+
+fn open<B: CudaBackend>(tensor: AnyTensor<B>) -> Result<DeviceBuffer<CudaKept<B>>> {
+    let cube = B::resolve(tensor.clone());
+    let (shape, strides) = (cube.meta.shape(), cube.meta.strides());
+    if shape.num_dims() != 1 || strides[0] != 1 {
+        let text = format!("a bucket of shape {shape:?} and strides {strides:?} is not contiguous");
+        return Err(Error::new(ErrorKind::Device, text));
+    }
+    let client: ComputeClient<CudaRuntime> = cube.client.clone();
+    let resource = client.get_resource(cube.handle).map_err(|error| failed("memory of a bucket", &error))?;
+    let (address, bytes) = (resource.resource().ptr as usize, resource.resource().size as usize);
+    let event = client.sync();
+    let fence = Fence::new(|| block_on(event).map_err(|error| failed("kernels before a collective", &error)));
+    Ok(DeviceBuffer { address, bytes, kept: CudaKept { tensor, _resource: Box::new(resource) }, fence })
+}
+
+/// cubecl's errors have many lines, and a backtrace of its own thread at the end.
+fn failed(what: &str, error: &dyn fmt::Display) -> Error {
+    let text = error.to_string();
+    let lines: Vec<&str> =
+        text.lines().take_while(|line| !line.starts_with("Backtrace")).map(str::trim).collect();
+    Error::new(ErrorKind::Device, format!("{what}: {}", lines.join(" ")))
+}

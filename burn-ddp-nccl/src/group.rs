@@ -1,0 +1,107 @@
+//! The group of a rank that drives a GPU: what a training program calls.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use burn::tensor::backend::Backend;
+use burn_ddp::{CommunicatorKind, Ddp, Error, GroupOptions, ProcessGroup, RankInfo, Result};
+
+use crate::device::{DeviceInfo, devices, ordinal_of};
+use crate::library::Library;
+use crate::{CudaQueue, DeviceAccess, NcclFactory, Queue};
+
+/// A backend whose tensors NCCL can reach, and [`Ddp`] of it.
+pub trait NcclBackend: Backend {
+    /// How it reaches them.
+    type Access: DeviceAccess<Self> + Clone + Default;
+
+    /// The number of `device`, as CUDA counts after `CUDA_VISIBLE_DEVICES`; `None` for one that is no GPU.
+    fn ordinal(device: &Self::Device) -> Option<usize>;
+
+    /// The GPU of this number.
+    fn device(ordinal: usize) -> Self::Device;
+}
+
+impl<B: NcclBackend> NcclBackend for Ddp<B>
+where
+    B::Access: DeviceAccess<Ddp<B>>,
+{
+    type Access = B::Access;
+
+    fn ordinal(device: &Self::Device) -> Option<usize> {
+        B::ordinal(device)
+    }
+
+    fn device(ordinal: usize) -> Self::Device {
+        B::device(ordinal)
+    }
+}
+
+/// The GPU that this process drives: number `LOCAL_RANK` of those that it sees, or the only one.
+///
+/// # Errors
+///
+/// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) without driver or device, and with fewer devices than ranks on this
+/// host.
+pub fn local_device<B: NcclBackend>() -> Result<B::Device> {
+    let info = RankInfo::from_env()?;
+    ordinal_of(info.local_rank, info.local_world_size, devices()?.len()).map(B::device)
+}
+
+/// The group that the process environment describes, like [`ProcessGroup::from_env`], with tensors on `device` reduced by
+/// NCCL. `BURN_DDP_COMM` chooses: `auto` (NCCL if all ranks have it, else through host memory, with a warning), `nccl`,
+/// `host`.
+///
+/// # Errors
+///
+/// Those of [`ProcessGroup::from_env`]; without driver, without the device, with two ranks on one device, and with
+/// `BURN_DDP_COMM=nccl` where a rank has no NCCL: [`ErrorKind::Config`](burn_ddp::ErrorKind::Config), naming ranks and what
+/// was looked for; what NCCL reports when ranks connect: [`ErrorKind::Device`](burn_ddp::ErrorKind::Device).
+pub fn process_group<B: NcclBackend>(device: &B::Device) -> Result<ProcessGroup<B>> {
+    let (info, options) = (RankInfo::from_env()?, GroupOptions::from_env()?);
+    let kind = options.communicator;
+    let library = match kind {
+        CommunicatorKind::Host => Err(Error::config("BURN_DDP_COMM=host")),
+        CommunicatorKind::Auto | CommunicatorKind::Nccl => Library::load(),
+    };
+    let gpu = B::ordinal(device).ok_or_else(|| {
+        Error::config(format!(
+            "{device:?} is no GPU: use burn_ddp_nccl::local_device, or ProcessGroup::from_env"
+        ))
+    });
+    let driven = gpu.and_then(driven);
+    if kind == CommunicatorKind::Nccl {
+        // Whatever is missing is said at once.
+        let missing: Vec<String> = driven
+            .as_ref()
+            .err()
+            .into_iter()
+            .chain(library.as_ref().err())
+            .map(ToString::to_string)
+            .collect();
+        if !missing.is_empty() {
+            return Err(Error::config(format!("BURN_DDP_COMM=nccl: {}", missing.join("; "))));
+        }
+    }
+    let driven = driven?;
+    let ordinal = driven.ordinal;
+    tracing::info!("{} drives {} (cuda:{ordinal}, {})", info.rank, driven.name, driven.uuid_text());
+    let nccl = library.map(|library| (library.symbols(), library.version()));
+    let queue = Arc::new(move || Ok(Box::new(CudaQueue::new(ordinal)?) as Box<dyn Queue>));
+    // SAFETY: the symbols are those of a library that was looked into, the access is that of the backend, and the queue is
+    // of the device whose tensors it reaches.
+    let factory = unsafe { NcclFactory::new(B::Access::default(), kind, driven, nccl, queue) };
+    ProcessGroup::with_factory(info, options, device, Arc::new(factory))
+}
+
+/// The device `ordinal`, which must be there.
+fn driven(ordinal: usize) -> Result<DeviceInfo> {
+    let mut devices = devices()?;
+    if ordinal >= devices.len() {
+        return Err(Error::config(format!(
+            "cuda:{ordinal} is not there: {} device(s) are visible; check CUDA_VISIBLE_DEVICES",
+            devices.len()
+        )));
+    }
+    Ok(devices.swap_remove(ordinal))
+}

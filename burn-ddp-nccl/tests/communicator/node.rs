@@ -1,0 +1,88 @@
+//! What stands beside a communicator in a process group: the store, the id and the control channel.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use burn_ddp::control::Control;
+use burn_ddp::deadline::Deadline;
+use burn_ddp::rendezvous::exchange;
+use burn_ddp::store::{PrefixStore, Store, TcpStore};
+use burn_ddp::transport::tcp::Listener;
+use burn_ddp::transport::{Liveness, PeerInfo};
+use burn_ddp::{Rank, RankInfo, Result};
+use burn_ddp_nccl::{NcclComm, Queue, UniqueId};
+use std::sync::Arc;
+
+use crate::fake::{FakeQueue, symbols};
+
+/// Enough for everything that is meant to succeed.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// This rank. Fields are dropped in this order: goodbye first, then the store that others may need until then.
+pub struct Node {
+    pub rank: Rank,
+    pub world_size: usize,
+    pub liveness: Liveness,
+    id: UniqueId,
+    _control: Control,
+    _store: Arc<dyn Store>,
+}
+
+impl Node {
+    /// Meets the other ranks, as a process group does before it connects by NCCL.
+    pub fn join() -> Result<Self> {
+        let info = RankInfo::from_env()?;
+        let (rank, world_size, deadline) = (info.rank, info.world_size, Deadline::after(LIMIT));
+        let store: Arc<dyn Store> = Arc::new(TcpStore::from_rank_info(&info, LIMIT)?);
+        if rank.is_root() {
+            store.set("id", UniqueId::new(&symbols())?.as_bytes())?;
+        }
+        let id = UniqueId::from_bytes(&store.get("id", LIMIT)?)?;
+        let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+        let me = PeerInfo::new(rank, "here", std::process::id(), listener.address()?);
+        let peers = exchange(&*store, &me, world_size, deadline)?;
+        let mesh = listener.connect(rank, "test", &peers, deadline)?;
+        let liveness = Liveness::new(world_size);
+        let control = Control::start(rank, mesh.control, liveness.clone(), Duration::from_secs(5))?;
+        // Nobody may leave before the others have the last thing they ask the store for.
+        exchange(&PrefixStore::new(store.clone(), "joined"), &me, world_size, deadline)?;
+        Ok(Self { rank, world_size, liveness, id, _control: control, _store: store })
+    }
+
+    pub fn connect(&self, limit: Duration) -> Result<NcclComm> {
+        self.connect_in(self.liveness.clone(), Box::new(FakeQueue::new()), limit)
+    }
+
+    /// Over another queue, or in a group that ends by itself.
+    pub fn connect_in(&self, life: Liveness, queue: Box<dyn Queue>, limit: Duration) -> Result<NcclComm> {
+        let deadline = Deadline::after(limit);
+        // SAFETY: the fake keeps NCCL's contract and has no device; the queue is its own.
+        unsafe { NcclComm::connect(symbols(), &self.id, self.rank, self.world_size, queue, life, deadline) }
+    }
+}
+
+/// Memory for a collective, aligned for every dtype.
+pub struct Buffer {
+    words: Vec<u64>,
+    length: usize,
+}
+
+impl Buffer {
+    pub fn new(bytes: &[u8]) -> Self {
+        let mut words = vec![0u64; bytes.len().div_ceil(8)];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(eight);
+        }
+        Self { words, length: bytes.len() }
+    }
+
+    pub fn pointer(&mut self) -> *mut std::ffi::c_void {
+        self.words.as_mut_ptr().cast()
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        self.words.iter().flat_map(|word| word.to_ne_bytes()).take(self.length).collect()
+    }
+}
