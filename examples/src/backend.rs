@@ -81,7 +81,7 @@ impl Trains for NdArray {
 #[cfg(feature = "cuda")]
 impl Trains for burn_cuda::Cuda {
     fn begin() -> Result<ProcessGroup<Ddp<Self>>> {
-        let device = burn_ddp_nccl::local_device()?;
+        let device = burn_ddp_nccl::local_device::<Self>()?;
         burn_ddp_nccl::process_group::<Ddp<Self>>(&device)
     }
 }
