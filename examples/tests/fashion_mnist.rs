@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use programs::{LIMIT, assert_refused, command, finish, run, stdout};
+use programs::{LIMIT, assert_backends_are_chosen, assert_refused, command, finish, run, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -350,6 +350,12 @@ fn a_resumed_run_goes_on_as_if_it_had_not_been_interrupted() {
             }
         }
     }
+}
+
+#[test]
+fn the_backend_is_the_one_that_was_asked_for() {
+    let bench = Bench::new();
+    assert_backends_are_chosen(|args| bench.command("run", &format!("--epochs 1 --limit 96 {args}")));
 }
 
 #[test]

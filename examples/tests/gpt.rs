@@ -1,6 +1,6 @@
 //! The program `gpt`: run as users run it, and its parts.
 
-#[path = "../src/bin/gpt.rs"]
+#[path = "../src/bin/gpt/main.rs"]
 #[allow(dead_code)]
 mod gpt;
 mod programs;
@@ -11,13 +11,16 @@ use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
+use burn::module::Module;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, Optimizer, SimpleOptimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_flex::{Flex, FlexDevice};
 use clap::Parser;
-use programs::{LIMIT, assert_refused, command, finish, kill, ranks_of, run, stdout};
+use programs::{
+    LIMIT, assert_backends_are_chosen, assert_refused, command, finish, kill, ranks_of, run, stdout,
+};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_gpt");
@@ -85,19 +88,19 @@ fn a_world_of_one_is_the_plain_loop_bit_for_bit() {
     command.arg(&log);
     stdout(&run(command));
 
-    let args = gpt::Args::parse_from(format!("gpt {flags} --steps 12").split_whitespace());
-    let plan = gpt::Plan::new(&args, 1).unwrap();
+    let args = gpt::args::Args::parse_from(format!("gpt {flags} --steps 12").split_whitespace());
+    let plan = gpt::plan::Plan::new(&args, 1).unwrap();
     let device = FlexDevice;
     Autodiff::<Flex>::seed(&device, args.seed);
-    let mut model = gpt::Gpt::<Autodiff<Flex>>::new(&plan.model, &device);
-    let mut optimizer = OptimizerAdaptor::from(gpt::DecayMatrices::new(args.weight_decay));
+    let mut model = gpt::model::Gpt::<Autodiff<Flex>>::new(&plan.model, &device);
+    let mut optimizer = OptimizerAdaptor::from(gpt::optimizer::DecayMatrices::new(args.weight_decay));
     for record in records(&log) {
         let step = record["step"].as_u64().unwrap() as usize;
-        let stretch = gpt::stretch(plan.text.train.len(), 64, 64, step, 0);
-        let (inputs, targets) = gpt::batch(&plan.text.train[stretch], args.seq_len, &device);
+        let stretch = gpt::text::stretch(plan.text.train.len(), 64, 64, step, 0);
+        let (inputs, targets) = gpt::text::batch(&plan.text.train[stretch], args.seq_len, &device);
         let loss = model.loss(inputs, targets);
         let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(gpt::learning_rate(args.lr, args.warmup(), 12, step), model, grads);
+        model = optimizer.step(gpt::optimizer::learning_rate(args.lr, args.warmup(), 12, step), model, grads);
         assert_eq!(number(&record, "loss"), f64::from(loss.into_scalar()), "step {step}");
     }
 }
@@ -157,12 +160,31 @@ fn a_killed_rank_ends_the_run_and_is_named() {
 }
 
 #[test]
-fn both_backends_and_the_gpt2_tokenizer_train() {
-    for args in ["--backend flex", "--backend ndarray", "--tokenizer gpt2"] {
+fn the_other_backend_and_the_other_tokenizer_train() {
+    for args in ["--backend ndarray", "--tokenizer gpt2"] {
         let (text, records) = logged(&format!("{args} --steps 2 --nproc 2"));
         assert_eq!(records.len(), 2, "{args}: {text}");
         assert!(records.iter().all(|record| number(record, "loss").is_finite()), "{args}: {text}");
     }
+}
+
+#[test]
+fn the_backend_is_the_one_that_was_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_backends_are_chosen(|args| tiny(directory.path(), &format!("--steps 2 {args}")));
+}
+
+#[test]
+fn the_smallest_gpt_2_fits_the_default_text() {
+    let flags = "--layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 --batch-size 1";
+    let args = gpt::args::Args::parse_from(format!("gpt {flags}").split(' '));
+    let plan = gpt::plan::Plan::new(&args, 2).unwrap();
+    assert_eq!((plan.micro_batch, plan.accumulation), (1024, 1));
+    // Tokens, positions, twelve blocks and the last norm; the head is the embedding of the tokens.
+    let (width, block) = (768, 12 * 768 * 768 + 13 * 768);
+    let expected = 50_257 * width + 1024 * width + 12 * block + 2 * width;
+    assert_eq!(expected, 124_439_808);
+    assert_eq!(gpt::model::Gpt::<Flex>::new(&plan.model, &FlexDevice).num_params(), expected);
 }
 
 #[test]
@@ -281,10 +303,10 @@ fn wrong_input_is_one_line_and_writes_nothing() {
 #[test]
 fn accumulation_follows_from_the_total_or_proposes_others() {
     for (total, world_size, expected) in [(2048, 1, 4), (2048, 2, 2), (2048, 4, 1), (1536, 3, 1)] {
-        assert_eq!(gpt::accumulation(total, 8, 64, world_size).unwrap(), expected);
+        assert_eq!(gpt::plan::accumulation(total, 8, 64, world_size).unwrap(), expected);
     }
     for (total, world_size, proposal) in [(2048, 3, "use 1536 or 3072"), (500, 1, "use 512")] {
-        let error = gpt::accumulation(total, 8, 64, world_size).unwrap_err();
+        let error = gpt::plan::accumulation(total, 8, 64, world_size).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().ends_with(proposal), "{error}");
     }
@@ -294,11 +316,11 @@ fn accumulation_follows_from_the_total_or_proposes_others() {
 fn micro_batches_of_all_ranks_are_the_global_batch_in_order() {
     let (train, total, micro_batch) = (1000, 128, 32);
     for world_size in [1, 2, 4] {
-        let accumulation = gpt::accumulation(total, 2, 16, world_size).unwrap();
+        let accumulation = gpt::plan::accumulation(total, 2, 16, world_size).unwrap();
         for step in 0..20 {
             let stretches: Vec<_> = (0..world_size)
                 .flat_map(|rank| rank * accumulation..(rank + 1) * accumulation)
-                .map(|micro| gpt::stretch(train, total, micro_batch, step, micro))
+                .map(|micro| gpt::text::stretch(train, total, micro_batch, step, micro))
                 .collect();
             // 999 tokens have a successor, which makes seven global batches before the text starts again.
             let start = step % 7 * total;
@@ -306,20 +328,20 @@ fn micro_batches_of_all_ranks_are_the_global_batch_in_order() {
             assert_eq!(stretches, expected, "step {step} of world size {world_size}");
         }
     }
-    assert_eq!(gpt::stretch(129, 128, 128, 5, 0), 0..129);
+    assert_eq!(gpt::text::stretch(129, 128, 128, 5, 0), 0..129);
 }
 
 #[test]
 fn targets_are_the_inputs_one_token_on() {
-    let (inputs, targets) = gpt::batch::<Flex>(&[0, 1, 2, 3, 4, 5, 6], 3, &FlexDevice);
+    let (inputs, targets) = gpt::text::batch::<Flex>(&[0, 1, 2, 3, 4, 5, 6], 3, &FlexDevice);
     assert_eq!(inputs.into_data().to_vec::<i32>().unwrap(), [0, 1, 2, 3, 4, 5]);
     assert_eq!(targets.into_data().to_vec::<i32>().unwrap(), [1, 2, 3, 4, 5, 6]);
 }
 
 #[test]
 fn attention_does_not_see_the_future() {
-    let config = gpt::GptConfig { vocab: 5, seq_len: 4, layers: 2, heads: 2, embd: 8 };
-    let model = gpt::Gpt::<Flex>::new(&config, &FlexDevice);
+    let config = gpt::model::GptConfig { vocab: 5, seq_len: 4, layers: 2, heads: 2, embd: 8 };
+    let model = gpt::model::Gpt::<Flex>::new(&config, &FlexDevice);
     let logits = |tokens: [i32; 4]| {
         let logits = model.logits(Tensor::from_ints([tokens], &FlexDevice));
         logits.into_data().to_vec::<f32>().unwrap()
@@ -331,31 +353,31 @@ fn attention_does_not_see_the_future() {
 
 #[test]
 fn the_text_is_tokenized_and_split() {
-    let text = gpt::Text::new("abacabadab", gpt::Tokenizer::Char).unwrap();
+    let text = gpt::text::Text::new("abacabadab", gpt::text::Tokenizer::Char).unwrap();
     assert_eq!(
         (text.vocab, &text.train[..], &text.held_out[..]),
         (4, &[0, 1, 0, 2, 0, 1, 0, 3, 0][..], &[1][..])
     );
-    let even = gpt::Text::new("abab", gpt::Tokenizer::Char).unwrap();
+    let even = gpt::text::Text::new("abab", gpt::text::Tokenizer::Char).unwrap();
     assert!((even.unigram_entropy - 2.0_f64.ln()).abs() < 1e-12);
 }
 
 #[test]
 fn the_schedule_warms_up_and_falls_to_a_tenth() {
-    let rate = |step| gpt::learning_rate(1.0, 10, 110, step);
+    let rate = |step| gpt::optimizer::learning_rate(1.0, 10, 110, step);
     assert_close(rate(0), 0.1, "first");
     assert_close(rate(9), 1.0, "end of warm-up");
     assert_close(rate(10), 1.0, "peak");
     assert_close(rate(60), 0.55, "half way");
     assert!(rate(109) > 0.1 && rate(109) < 0.101);
     assert!((11..110).all(|step| rate(step) < rate(step - 1)));
-    assert_close(gpt::learning_rate(1.0, 0, 1, 0), 1.0, "no warm-up");
-    assert_close(gpt::learning_rate(1.0, 20, 10, 9), 0.5, "nothing but warm-up");
+    assert_close(gpt::optimizer::learning_rate(1.0, 0, 1, 0), 1.0, "no warm-up");
+    assert_close(gpt::optimizer::learning_rate(1.0, 20, 10, 9), 0.5, "nothing but warm-up");
 }
 
 #[test]
 fn only_matrices_decay() {
-    let optimizer = gpt::DecayMatrices::new(0.5);
+    let optimizer = gpt::optimizer::DecayMatrices::new(0.5);
     let (matrix, _) = SimpleOptimizer::<Flex>::step(
         &optimizer,
         0.1,

@@ -6,12 +6,11 @@
 //! burnrun --nproc-per-node 3 target/debug/all_reduce            # the same under a launcher
 //! ```
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use burn::tensor::Tensor;
-use burn_ddp::launch::Launcher;
-use burn_ddp::{Ddp, Error, ErrorKind, ProcessGroup, RankInfo, ReduceOp, Result};
+use burn_ddp::{Ddp, Error, ErrorKind, ProcessGroup, ReduceOp, Result};
+use burn_ddp_examples::{Place, exit_code, launcher, place, say};
 use burn_flex::{Flex, FlexDevice};
 use clap::Parser;
 
@@ -22,11 +21,6 @@ struct Args {
     /// Start this many processes on this machine; without it, be the rank that the environment names, or the only one
     #[arg(long)]
     nproc: Option<usize>,
-}
-
-/// Prints a line; a reader that has gone is an error like any other.
-fn say(line: &str) -> Result<()> {
-    writeln!(std::io::stdout(), "{line}").map_err(|error| Error::io("cannot write to standard output", error))
 }
 
 fn hello() -> Result<()> {
@@ -48,7 +42,7 @@ fn say_hello(group: &ProcessGroup<Ddp<Flex>>) -> Result<()> {
     );
     let lines = group.all_gather_bytes(line.into_bytes())?;
     if rank.is_root() {
-        lines.iter().try_for_each(|line| say(&String::from_utf8_lossy(line)))?;
+        lines.iter().try_for_each(|line| say(format_args!("{}", String::from_utf8_lossy(line))))?;
     }
 
     // Element i is (rank + 1) * (i + 1), so its sum over n ranks is (i + 1) * n (n + 1) / 2: whole numbers, exact.
@@ -63,36 +57,23 @@ fn say_hello(group: &ProcessGroup<Ddp<Flex>>) -> Result<()> {
     // Only when all ranks have come here has everybody compared.
     group.barrier()?;
     if rank.is_root() {
-        say(&format!("all_reduce: {sum} on all {world_size} ranks, as expected"))?;
+        say(format_args!("all_reduce: {sum} on all {world_size} ranks, as expected"))?;
         let stats = group.stats();
         for (kind, of_kind) in &stats.by_kind {
-            say(&format!("{kind}: {} call(s), {} bytes given by rank 0", of_kind.calls, of_kind.bytes))?;
+            say(format_args!("{kind}: {} call(s), {} bytes given by rank 0", of_kind.calls, of_kind.bytes))?;
         }
-        say(&format!("waited {:?}", stats.waited))?;
+        say(format_args!("waited {:?}", stats.waited))?;
     }
     Ok(())
 }
 
 fn run(args: &Args) -> Result<()> {
-    let rank = RankInfo::from_env()?;
-    match args.nproc {
-        Some(0) => Err(Error::config("--nproc 0: give at least 1")),
-        Some(nproc) if rank.master.is_none() => Launcher::new(nproc).args(std::env::args_os().skip(1)).run(),
-        Some(nproc) if nproc != rank.world_size => Err(Error::config(format!(
-            "--nproc {nproc} under a launcher of {} processes: leave --nproc out",
-            rank.world_size
-        ))),
-        _ => hello(),
+    match place(args.nproc)? {
+        Place::Launcher(nproc) => launcher(nproc).run(),
+        Place::Rank(_) => hello(),
     }
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Without standard error there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "all_reduce: {error}");
-            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
-        }
-    }
+    exit_code("all_reduce", run(&Args::parse()))
 }

@@ -9,11 +9,12 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Longest run of one program; a test that hangs ends with it.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// `program` with `args` (separated by blanks) in an environment without ranks.
+/// `program` with `args` (separated by blanks) in an environment without ranks and choices.
 pub fn command(program: &str, args: &str) -> Command {
     let mut command = Command::new(program);
     command.args(args.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+    let ranks = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+    for name in ranks.into_iter().chain(["BURN_DDP_COMM"]) {
         command.env_remove(name);
     }
     command
@@ -60,6 +61,38 @@ pub fn assert_refused(output: &Output, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "{text} lacks {word}");
     }
+}
+
+/// The backend that was asked for is the one that is used, or the program ends in one line. `start` gives the program,
+/// with arguments added, which trains within seconds.
+#[allow(dead_code, reason = "not every program has a choice of backends")]
+pub fn assert_backends_are_chosen(start: impl Fn(&str) -> Command) {
+    #[cfg(not(feature = "cuda"))]
+    for nproc in ["", "--nproc 2 "] {
+        let output = run(start(&format!("{nproc}--backend cuda")));
+        assert_refused(&output, &["--backend cuda", "built without it", "--features cuda"]);
+    }
+    #[cfg(feature = "cuda")]
+    {
+        // Whether there is a driver or not: no device, and nothing is trained on the CPU instead.
+        let mut hidden = start("--backend cuda");
+        hidden.env("CUDA_VISIBLE_DEVICES", "");
+        assert_refused(&run(hidden), &["CUDA driver"]);
+    }
+
+    let with = |choice: &str| {
+        let mut command = start("--backend flex");
+        command.env("BURN_DDP_COMM", choice);
+        run(command)
+    };
+    assert_refused(&with("nccl"), &["BURN_DDP_COMM=nccl", "flex", "BURN_DDP_COMM=host"]);
+    assert_refused(&with("gloo"), &["BURN_DDP_COMM=gloo"]);
+    for choice in ["auto", "host"] {
+        let text = stdout(&with(choice));
+        assert!(text.starts_with("flex on Cpu | "), "{text}");
+    }
+    let text = stdout(&run(start("--backend ndarray")));
+    assert!(text.starts_with("ndarray on Cpu | "), "{text}");
 }
 
 /// The processes whose parent is `launcher` and whose rank is known.

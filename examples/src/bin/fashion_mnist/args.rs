@@ -1,14 +1,12 @@
 //! What the program is told, and what of it is refused.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use burn_ddp::{Error, Result};
+use burn_ddp_examples::{BackendName, check_counts, parent};
 use clap::Parser;
 
 use crate::model::Norm;
-
-/// Largest number that counts anything; products of them fit into 64 bits.
-const LARGEST: usize = 1 << 20;
 
 /// Train a small convolutional network on Fashion-MNIST with Burn's `SupervisedTraining`, in one process or several
 /// that act as one.
@@ -19,6 +17,9 @@ pub(crate) struct Args {
     /// launcher's environment names
     #[arg(long)]
     pub(crate) nproc: Option<usize>,
+    /// Who computes
+    #[arg(long, value_enum, default_value = "flex")]
+    pub(crate) backend: BackendName,
     /// The directory of the four files of Fashion-MNIST
     #[arg(long, value_name = "DIR", default_value = "/usr/share/datasets/fashion-mnist")]
     pub(crate) data: PathBuf,
@@ -68,30 +69,26 @@ impl Args {
 
     /// The arguments that make a difference to what is trained.
     pub(crate) fn essence(&self) -> String {
-        let Self { epochs, batch_size, accumulate, lr, norm, dropout, limit, seed, resume, .. } = self;
+        let Self { backend, epochs, batch_size, accumulate, lr, norm, dropout, limit, seed, resume, .. } =
+            self;
         format!(
-            "--epochs {epochs} --batch-size {batch_size} --accumulate {accumulate} --lr {lr} --norm {norm:?} \
+            "--backend {backend:?} --epochs {epochs} --batch-size {batch_size} --accumulate {accumulate} --lr {lr} --norm {norm:?} \
              --dropout {dropout} --limit {limit:?} --seed {seed} --resume {resume:?}"
         )
     }
 
     /// Finds everything that is wrong with the arguments alone.
     pub(crate) fn check(&self) -> Result<()> {
-        let counts = [
-            ("--nproc", self.nproc.unwrap_or(1)),
+        self.backend.check()?;
+        check_counts(&[
             ("--epochs", self.epochs),
             ("--batch-size", self.batch_size),
             ("--accumulate", self.accumulate),
             ("--limit", self.limit.unwrap_or(1)),
             ("--resume", self.resume.unwrap_or(1)),
-        ];
-        if let Some((flag, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
-            return Err(Error::config(format!("{flag} 0: give at least 1")));
-        }
-        let counts = counts.into_iter().chain([("--workers", self.workers)]);
-        if let Some((flag, count)) = counts.into_iter().find(|(_, count)| *count > LARGEST) {
-            return Err(Error::config(format!("{flag} {count}: give at most {LARGEST}")));
-        }
+            // Without threads each batch is made when it is needed.
+            ("--workers", self.workers.max(1)),
+        ])?;
         let Self { lr, dropout, epochs, .. } = self;
         if !lr.is_finite() || *lr < 0.0 {
             return Err(Error::config(format!("--lr {lr}: give a number that is not negative")));
@@ -129,8 +126,4 @@ impl Args {
             checkpoint.display()
         )))
     }
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -4,6 +4,7 @@
 //! cargo run --release --bin fashion_mnist                       # one process, no socket, no thread
 //! cargo run --release --bin fashion_mnist -- --nproc 2          # two processes on this machine
 //! burnrun --nproc-per-node 2 target/release/fashion_mnist       # the same under a launcher
+//! cargo run --release --features cuda --bin fashion_mnist -- --backend cuda --nproc 2    # the same on two GPUs
 //! ```
 //!
 //! The data are Debian's package `dataset-fashion-mnist`, or four files in the directory of `--data`. A micro-step
@@ -21,7 +22,7 @@ mod data;
 mod idx;
 mod model;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -36,43 +37,54 @@ use burn::tensor::{ElementConversion, Tensor};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{InferenceStep, Learner, LearningResult, SupervisedTraining};
 use burn_ddp::data::DataLoaderBuilder;
-use burn_ddp::launch::{self, Launcher};
+use burn_ddp::launch;
 use burn_ddp::learner::{DdpStrategy, LaunchDdp, PlainRenderer};
 use burn_ddp::{Ddp, Error, ErrorKind, ProcessGroup, RankInfo, Result};
-use burn_flex::Flex;
+use burn_ddp_examples::{Place, Program, Trains, agree, exit_code, launcher, log_to_stderr, place, say};
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
 
 use args::Args;
-use data::{BatchLog, ImageBatcher, Images};
+use data::{BatchLog, ImageBatcher, Images, Item};
 use model::Classifier;
 
-/// The one word that a program for one device has to change: it had `Flex` here.
-type Inner = Ddp<Flex>;
-type Training = Autodiff<Inner>;
-
-/// The whole training run of one rank. Peers are told why if it fails.
-fn train(args: &Args, train: Images, test: Images) -> Result<()> {
-    let group = ProcessGroup::<Inner>::from_env(&Default::default())?;
-    group.finish(train_in(&group, args, train, test))
+/// The whole training run of one rank.
+struct Trainer<'a> {
+    args: &'a Args,
+    training: Images,
+    test: Images,
 }
 
-fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Images) -> Result<()> {
+impl Program for Trainer<'_> {
+    fn run<B: Trains>(self) -> Result<()> {
+        let group = B::begin()?;
+        // Peers are told why if this rank fails.
+        group.finish(train(&group, self.args, self.training, self.test))
+    }
+}
+
+/// `Autodiff<Ddp<B>>` is the one type that a program for one device has to change: it had `Autodiff<B>`.
+fn train<B: Backend>(
+    group: &ProcessGroup<Ddp<B>>,
+    args: &Args,
+    training: Images,
+    test: Images,
+) -> Result<()> {
     let root = group.rank().is_root();
     let artifacts = args.artifacts();
-    agree(args, &train, &test, group)?;
+    agree(group, format!("{} on {} and {} items", args.essence(), training.len(), test.len()))?;
     let _lock = if root { Some(artifacts::prepare(&artifacts, args.resume.is_some())?) } else { None };
     // Nobody makes anything in the directory before it is ready.
     group.barrier()?;
 
-    let device = Default::default();
-    Training::seed(&device, args.seed);
-    let model = Classifier::<Training>::new(args.norm, args.dropout, group, &device)?;
+    let device = group.device();
+    Autodiff::<Ddp<B>>::seed(device, args.seed);
+    let model = Classifier::<Autodiff<Ddp<B>>>::new(args.norm, args.dropout, group, device)?;
     if root {
         say(format_args!(
-            "{} parameters, {} training and {} test items | {} items a micro-step on {} process(es) x {} micro-step(s) | {}",
+            "{} on {device:?} | {} parameters, {} training and {} test items | {} items a micro-step on {} process(es) x {} micro-step(s) | {}",
+            B::name(device),
             model.num_params(),
-            train.len(),
+            training.len(),
             test.len(),
             args.batch_size,
             group.world_size(),
@@ -82,15 +94,9 @@ fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Image
     }
 
     let log = args.log_batches.as_ref().map(|_| BatchLog::default());
-    let train_loader = DataLoaderBuilder::new(ImageBatcher { log: log.clone() }, group)
-        .batch_size(args.batch_size)
-        .shuffle(args.seed)
-        .num_workers(args.workers)
-        .build(train)?;
-    let valid_loader = DataLoaderBuilder::new(ImageBatcher::default(), group)
-        .batch_size(args.batch_size)
-        .num_workers(args.workers)
-        .build(test.clone())?;
+    let train_loader =
+        loader(group, ImageBatcher { log: log.clone() }, args).shuffle(args.seed).build(training)?;
+    let valid_loader = loader(group, ImageBatcher::default(), args).build(test.clone())?;
 
     let mut training = SupervisedTraining::new(&artifacts, train_loader, valid_loader)
         .metrics((LossMetric::new(), AccuracyMetric::new()))
@@ -127,6 +133,16 @@ fn train_in(group: &ProcessGroup<Inner>, args: &Args, train: Images, test: Image
     Ok(())
 }
 
+/// A loader of this rank's share of every micro-step. Its batches are made on the device of the group, which the
+/// builder hands to the batcher.
+fn loader<B: Backend, G: Backend<Device = B::Device>, O: Send + 'static>(
+    group: &ProcessGroup<G>,
+    batcher: impl Batcher<B, Item, O> + 'static,
+    args: &Args,
+) -> DataLoaderBuilder<B, Item, O> {
+    DataLoaderBuilder::new(batcher, group).batch_size(args.batch_size).num_workers(args.workers)
+}
+
 /// A training that was broken off is not tested, and one that a signal ended does not look like a success.
 fn stopped(reason: &str, root: bool) -> Result<()> {
     if root {
@@ -136,19 +152,6 @@ fn stopped(reason: &str, root: bool) -> Result<()> {
         Some("SIGINT") => Err(Error::new(ErrorKind::Exit(130), "stopped by SIGINT")),
         Some("SIGTERM") => Err(Error::new(ErrorKind::Exit(143), "stopped by SIGTERM")),
         _ => Ok(()),
-    }
-}
-
-/// Ranks that were started by hand may have been given different arguments: they would train, but not as one.
-fn agree(args: &Args, train: &Images, test: &Images, group: &ProcessGroup<Inner>) -> Result<()> {
-    let mine = format!("{} on {} and {} items", args.essence(), train.len(), test.len());
-    let all = group.all_gather_bytes(mine.into_bytes())?;
-    let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
-    match (1..all.len()).find(|rank| all[*rank] != all[0]) {
-        None => Ok(()),
-        Some(rank) => {
-            Err(Error::config(format!("rank 0 was given {}, but rank {rank} {}", text(0), text(rank))))
-        }
     }
 }
 
@@ -162,20 +165,20 @@ struct Tested {
 }
 
 /// Tests on all items, each rank on its stretch of them: a count that does not come out of the metrics.
-fn evaluate(
-    model: &Classifier<Inner>,
+fn evaluate<B: Backend>(
+    model: &Classifier<B>,
     test: &Images,
     batch_size: usize,
-    group: &ProcessGroup<Inner>,
+    group: &ProcessGroup<B>,
 ) -> Result<Tested> {
     let (rank, world_size) = (group.rank().0, group.world_size());
     let own: Vec<usize> = (rank * test.len() / world_size..(rank + 1) * test.len() / world_size).collect();
     let mut mine = Tested::default();
     for ids in own.chunks(batch_size) {
         let items = ids.iter().filter_map(|id| test.get(*id)).collect();
-        let output = model.step(ImageBatcher::default().batch(items, &Default::default()));
+        let output = model.step(ImageBatcher::default().batch(items, group.device()));
         let classes = output.output.argmax(1).squeeze_dim::<1>(1);
-        let right: Tensor<Inner, 1, _> = classes.equal(output.targets).int().sum();
+        let right: Tensor<B, 1, _> = classes.equal(output.targets).int().sum();
         mine.right += right.into_scalar().elem::<u64>();
         mine.items += ids.len() as u64;
         mine.loss += output.loss.into_scalar().elem::<f64>() * ids.len() as f64;
@@ -192,56 +195,88 @@ fn evaluate(
     Ok(total)
 }
 
-/// Prints a line; a reader that has gone is an error like any other.
-fn say(line: std::fmt::Arguments<'_>) -> Result<()> {
-    writeln!(std::io::stdout(), "{line}").map_err(|error| Error::io("cannot write to standard output", error))
-}
-
 fn run(args: &Args) -> Result<()> {
-    let rank = RankInfo::from_env()?;
-    let launched = rank.master.is_some();
+    let place = place(args.nproc)?;
     args.check()?;
-    if rank.rank.is_root() {
+    if !matches!(&place, Place::Rank(info) if !info.rank.is_root()) {
         args.check_artifacts()?;
     }
-    match args.nproc {
-        Some(nproc) if !launched => {
+    let read = || data::read(&args.data, args.limit);
+    match place {
+        Place::Launcher(nproc) => {
             // What is wrong with the data is said once, before anything is started.
-            data::read(&args.data, args.limit)?;
+            read()?;
             // All ranks stop at the same step, which may be long, and then say what they have.
-            let grace = Duration::from_secs(30);
-            Launcher::new(nproc).args(std::env::args_os().skip(1)).signal_grace(grace).run()
+            launcher(nproc).signal_grace(Duration::from_secs(30)).run()
         }
-        Some(nproc) if nproc != rank.world_size => Err(Error::config(format!(
-            "--nproc {nproc} under a launcher of {} processes: leave --nproc out",
-            rank.world_size
-        ))),
-        _ => {
-            let (training, test) = data::read(&args.data, args.limit)?;
-            train(args, training, test)
+        Place::Rank(_) => {
+            let (training, test) = read()?;
+            args.backend.run(Trainer { args, training, test })
         }
     }
-}
-
-/// Rank 0's log goes to experiment.log, which Burn installs; the others have standard error.
-fn log_to_stderr() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let root = RankInfo::from_env().is_ok_and(|info| info.rank.is_root());
-    let launcher = args.nproc.is_some() && !launch::is_child();
-    if launcher || !root {
+    let starts_others = args.nproc.is_some() && !launch::is_child();
+    // Rank 0's log goes to experiment.log, which Burn installs; the others have standard error.
+    if starts_others || !root {
         log_to_stderr();
     }
-    match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Without standard error there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "fashion_mnist: {error}");
-            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
+    exit_code("fashion_mnist", run(&args))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use burn::data::dataloader::DataLoader;
+    use burn_dispatch::{Dispatch, DispatchDevice};
+
+    use super::*;
+
+    type Inner = Ddp<Dispatch>;
+
+    /// Not the default, which is Flex; a tensor of one cannot be combined with one of the other.
+    fn other_device() -> DispatchDevice {
+        let device = DispatchDevice::NdArray(Default::default());
+        assert_ne!(device, DispatchDevice::default());
+        device
+    }
+
+    fn args(more: &str) -> Args {
+        Args::parse_from(format!("fashion_mnist --limit 96 --batch-size 32 {more}").split(' '))
+    }
+
+    #[derive(Clone, Default)]
+    struct Recorder(Arc<Mutex<Vec<DispatchDevice>>>);
+
+    impl<B: Backend<Device = DispatchDevice>> Batcher<B, Item, ()> for Recorder {
+        fn batch(&self, _: Vec<Item>, device: &DispatchDevice) {
+            self.0.lock().unwrap().push(device.clone());
         }
+    }
+
+    #[test]
+    fn batches_are_made_on_the_device_of_the_rank() {
+        let group = ProcessGroup::<Inner>::solo(&other_device());
+        for workers in [0, 2] {
+            let (args, recorder) = (args(&format!("--workers {workers}")), Recorder::default());
+            let training: Arc<dyn DataLoader<Autodiff<Inner>, ()>> =
+                loader(&group, recorder.clone(), &args).build(Images::plain(96)).unwrap();
+            let validation: Arc<dyn DataLoader<Inner, ()>> =
+                loader(&group, recorder.clone(), &args).build(Images::plain(16)).unwrap();
+            assert_eq!((training.iter().count(), validation.iter().count()), (3, 1));
+            assert_eq!(*recorder.0.lock().unwrap(), vec![other_device(); 4]);
+        }
+    }
+
+    #[test]
+    fn everything_is_on_the_device_of_the_rank() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = ProcessGroup::<Inner>::solo(&other_device());
+        let args = args(&format!("--epochs 1 --artifacts {}", folder.path().display()));
+        train(&group, &args, Images::plain(96), Images::plain(16)).unwrap();
     }
 }

@@ -1,0 +1,148 @@
+//! What the program is told, and what of it is refused.
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use burn_ddp::{Error, Result};
+use burn_ddp_examples::{BackendName, check_counts, parent};
+use clap::Parser;
+
+use super::text::Tokenizer;
+
+/// Train a small GPT on text, in one process or several that act as one.
+#[derive(Parser, Debug)]
+#[command(version)]
+pub(crate) struct Args {
+    /// Start this many processes on this machine; without it, be the one process that trains, or the rank that a
+    /// launcher's environment names
+    #[arg(long)]
+    pub(crate) nproc: Option<usize>,
+    /// Who computes
+    #[arg(long, value_enum, default_value = "flex")]
+    pub(crate) backend: BackendName,
+    /// UTF-8 text to train on [default: the New Testament, King James Version]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data: Option<PathBuf>,
+    /// Optimizer steps
+    #[arg(long, default_value_t = 200)]
+    pub(crate) steps: usize,
+    /// Rows of a micro-batch
+    #[arg(long, default_value_t = 8)]
+    pub(crate) batch_size: usize,
+    /// Tokens of a row
+    #[arg(long, default_value_t = 64)]
+    pub(crate) seq_len: usize,
+    /// Tokens of an optimizer step over all processes: the global batch
+    #[arg(long, default_value_t = 2048)]
+    pub(crate) total_batch_tokens: usize,
+    /// Transformer blocks
+    #[arg(long, default_value_t = 4)]
+    pub(crate) layers: usize,
+    /// Attention heads of a block
+    #[arg(long, default_value_t = 4)]
+    pub(crate) heads: usize,
+    /// Width of the residual stream; a multiple of --heads
+    #[arg(long, default_value_t = 128)]
+    pub(crate) embd: usize,
+    /// Highest learning rate; it ends at a tenth of it
+    #[arg(long, default_value_t = 1e-3)]
+    pub(crate) lr: f64,
+    /// Steps of linear warm-up [default: a tenth of --steps]
+    #[arg(long)]
+    warmup_steps: Option<usize>,
+    /// AdamW's weight decay, on matrices only
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) weight_decay: f32,
+    /// Largest global norm of the gradient; 0 does not clip
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) clip: f64,
+    /// Seed of the initial weights
+    #[arg(long, default_value_t = 1337)]
+    pub(crate) seed: u64,
+    /// How text becomes tokens
+    #[arg(long, value_enum, default_value = "char")]
+    pub(crate) tokenizer: Tokenizer,
+    /// Write one JSON object a step to this file, replacing it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log_json: Option<PathBuf>,
+    /// Measure the loss on the held-out last tenth of the text every so many steps; 0 never does
+    #[arg(long, default_value_t = 0)]
+    pub(crate) eval_every: usize,
+}
+
+/// Parameters of the blocks.
+const LARGEST_MODEL: usize = 1 << 30;
+
+impl Args {
+    /// The arguments that make a difference to what is trained.
+    pub(crate) fn essence(&self) -> String {
+        let Self { steps, batch_size, seq_len, total_batch_tokens, layers, heads, embd, lr, .. } = self;
+        let Self { backend, weight_decay, clip, seed, tokenizer, eval_every, .. } = self;
+        format!(
+            "--backend {backend:?} --steps {steps} --batch-size {batch_size} --seq-len {seq_len} --total-batch-tokens {total_batch_tokens} \
+             --layers {layers} --heads {heads} --embd {embd} --lr {lr} --warmup-steps {} --weight-decay {weight_decay} \
+             --clip {clip} --seed {seed} --tokenizer {tokenizer:?} --eval-every {eval_every}",
+            self.warmup()
+        )
+    }
+
+    pub(crate) fn warmup(&self) -> usize {
+        self.warmup_steps.unwrap_or(self.steps / 10)
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        self.backend.check()?;
+        check_counts(&[
+            ("--steps", self.steps),
+            ("--batch-size", self.batch_size),
+            ("--seq-len", self.seq_len),
+            ("--total-batch-tokens", self.total_batch_tokens),
+            ("--layers", self.layers),
+            ("--heads", self.heads),
+            ("--embd", self.embd),
+        ])?;
+        let parameters = (12 * self.layers * self.embd).saturating_mul(self.embd);
+        if parameters > LARGEST_MODEL {
+            return Err(Error::config(format!(
+                "--layers {} of --embd {}: {parameters} parameters are too many for this example",
+                self.layers, self.embd
+            )));
+        }
+        let numbers =
+            [("--lr", self.lr), ("--weight-decay", f64::from(self.weight_decay)), ("--clip", self.clip)];
+        if let Some((flag, number)) = numbers.into_iter().find(|(_, n)| !n.is_finite() || *n < 0.0) {
+            return Err(Error::config(format!("{flag} {number}: give a number that is not negative")));
+        }
+        let &Self { embd, heads, .. } = self;
+        if !embd.is_multiple_of(heads) {
+            let proposal = neighbours(embd, heads);
+            return Err(Error::config(format!(
+                "--embd {embd} is not a multiple of --heads {heads}: use {proposal}"
+            )));
+        }
+        match &self.log_json {
+            Some(path) if path.is_dir() || !parent(path).is_dir() || is_pipe(path) => Err(Error::config(
+                format!("--log-json {}: give the path of a file in a directory that exists", path.display()),
+            )),
+            Some(path) if self.data.as_deref().is_some_and(|data| same_file(data, path)) => {
+                Err(Error::config(format!("--log-json {}: that is the text of --data", path.display())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn is_pipe(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
+}
+
+/// The multiples of `unit` next to `value`, for a message.
+pub(crate) fn neighbours(value: usize, unit: usize) -> String {
+    let below = value / unit * unit;
+    let above = below.saturating_add(unit);
+    if below == 0 { above.to_string() } else { format!("{below} or {above}") }
+}

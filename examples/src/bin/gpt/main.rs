@@ -1,0 +1,57 @@
+//! Trains a small GPT on English text: alone, or as one of several processes that act as one.
+//!
+//! ```text
+//! cargo run --release --bin gpt                                 # one process, no socket, no thread
+//! cargo run --release --bin gpt -- --nproc 2                    # two processes on this machine
+//! burnrun --nproc-per-node 2 target/release/gpt                 # the same under a launcher
+//! cargo run --release --features cuda --bin gpt -- --backend cuda --nproc 2    # the same on two GPUs
+//! ```
+//!
+//! All of them train alike (but for rounding), because the *global batch* is the constant: `--total-batch-tokens` tokens
+//! per optimizer step, one contiguous stretch of the text, whatever the number of processes. It is cut into
+//! micro-batches of `--batch-size` rows of `--seq-len` tokens, and with
+//! A = total / (batch size * sequence length * processes) rank r takes the micro-batches r*A to r*A+A-1, one after the
+//! other, and averages gradients with its peers once.
+//!
+//! `--layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 --batch-size 1` is the smallest GPT-2, of 124 million
+//! parameters.
+//!
+//! Read [`train`] first: what a training loop for one process has to change is there. [`plan`] cuts the global batch,
+//! [`text`] and [`model`] know nothing of processes, [`optimizer`], [`log`] and [`args`] are what any trainer has.
+
+pub(crate) mod args;
+pub(crate) mod log;
+pub(crate) mod model;
+pub(crate) mod optimizer;
+pub(crate) mod plan;
+pub(crate) mod text;
+pub(crate) mod train;
+
+use std::process::ExitCode;
+
+use burn_ddp::Result;
+use burn_ddp_examples::{Place, exit_code, launcher, log_to_stderr, place};
+use clap::Parser;
+
+use args::Args;
+use plan::Plan;
+use train::Training;
+
+fn run(args: &Args) -> Result<()> {
+    match place(args.nproc)? {
+        Place::Launcher(nproc) => {
+            // What is wrong is said once, before anything is started.
+            Plan::new(args, nproc)?;
+            launcher(nproc).run()
+        }
+        Place::Rank(info) => {
+            let plan = Plan::new(args, info.world_size)?;
+            args.backend.run(Training { args, plan: &plan })
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    log_to_stderr();
+    exit_code("gpt", run(&Args::parse()))
+}

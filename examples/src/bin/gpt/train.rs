@@ -1,0 +1,141 @@
+//! The training run of one rank.
+
+use std::time::Instant;
+
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Module};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{ElementConversion, Tensor};
+use burn_ddp::{Ddp, MicroStep, ProcessGroup, ReduceOp, Replica, ReplicaOptions, Result};
+use burn_ddp_examples::{Program, Trains, agree, say};
+
+use super::args::Args;
+use super::log::{Log, Record};
+use super::model::Gpt;
+use super::optimizer::{DecayMatrices, learning_rate};
+use super::plan::Plan;
+use super::text::{batch, stretch};
+
+/// One micro-step: forward and backward, nothing sent.
+fn micro_step<B: AutodiffBackend>(
+    model: &Gpt<B>,
+    tokens: &[i32],
+    seq_len: usize,
+    device: &B::Device,
+) -> MicroStep<B> {
+    let (inputs, targets) = batch(tokens, seq_len, device);
+    let loss = model.loss(inputs, targets);
+    let grads = GradientsParams::from_grads(loss.backward(), model);
+    MicroStep::new(grads).with_loss(loss)
+}
+
+/// Mean loss over all whole windows of the held-out text. Rank r takes every window whose index is r modulo the
+/// world size, and the sum over ranks is exact: no window is left out or taken twice.
+fn evaluate<B: Backend>(model: &Gpt<B>, plan: &Plan, group: &ProcessGroup<B>) -> Result<f64> {
+    let windows = plan.held_out_windows();
+    let device = group.device();
+    let mut sum = 0.0;
+    for window in (group.rank().0..windows).step_by(group.world_size()) {
+        let tokens = &plan.text.held_out[window * plan.micro_batch..][..plan.micro_batch + 1];
+        let (inputs, targets) = batch(tokens, plan.model.seq_len, device);
+        sum += model.loss(inputs, targets).into_scalar().elem::<f32>();
+    }
+    let total = group.all_reduce(Tensor::<B, 1>::from_floats([sum], device), ReduceOp::Sum).wait()?;
+    Ok(total.into_scalar().elem::<f64>() / windows as f64)
+}
+
+/// The whole training run of one rank.
+pub(crate) struct Training<'a> {
+    pub(crate) args: &'a Args,
+    pub(crate) plan: &'a Plan,
+}
+
+impl Program for Training<'_> {
+    fn run<B: Trains>(self) -> Result<()> {
+        let group = B::begin()?;
+        // Peers are told why if this rank fails.
+        group.finish(train(&group, self.args, self.plan))
+    }
+}
+
+pub(crate) fn train<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan: &Plan) -> Result<()> {
+    agree(group, format!("{} on a text of {} tokens", args.essence(), plan.text.train.len()))?;
+    let device = group.device();
+    let root = group.rank().is_root();
+    Autodiff::<Ddp<B>>::seed(device, args.seed);
+    let model = Gpt::<Autodiff<Ddp<B>>>::new(&plan.model, device);
+    let options = match args.clip {
+        0.0 => ReplicaOptions::new().with_norm(),
+        clip => ReplicaOptions::new().with_clip_norm(clip),
+    };
+    // From here on every rank holds rank 0's weights.
+    let (mut model, mut replica) = Replica::new(model, group, options)?;
+    let mut optimizer = OptimizerAdaptor::from(DecayMatrices::new(args.weight_decay));
+    let mut log = Log::open(root, args.log_json.as_deref())?;
+    if root {
+        say(format_args!(
+            "{} on {device:?} | {} parameters, vocabulary of {}, {} training tokens | {} tokens a step = {} x {} x {} process(es) x {} micro-step(s)",
+            B::name(device),
+            model.num_params(),
+            plan.text.vocab,
+            plan.text.train.len(),
+            args.total_batch_tokens,
+            args.batch_size,
+            args.seq_len,
+            group.world_size(),
+            plan.accumulation,
+        ))?;
+    }
+
+    let own = group.rank().0 * plan.accumulation..(group.rank().0 + 1) * plan.accumulation;
+    let mut last_loss = f64::NAN;
+    for step in 0..args.steps {
+        let started = Instant::now();
+        let micro_step = |model: &_, micro| {
+            let stretch =
+                stretch(plan.text.train.len(), args.total_batch_tokens, plan.micro_batch, step, micro);
+            micro_step(model, &plan.text.train[stretch], args.seq_len, device)
+        };
+        for micro in own.start..own.end - 1 {
+            replica.no_sync(&model, micro_step(&model, micro))?;
+        }
+        let reduced = replica.reduce(&model, micro_step(&model, own.end - 1))?;
+        let lr = learning_rate(args.lr, args.warmup(), args.steps, step);
+        model = optimizer.step(lr, model, reduced.grads);
+        last_loss = reduced.loss.unwrap_or(f64::NAN);
+        if root {
+            let seconds = started.elapsed().as_secs_f64();
+            log.step(&Record {
+                step,
+                loss: last_loss,
+                norm: reduced.norm.unwrap_or(f64::NAN),
+                lr,
+                dt_ms: (seconds * 1e5).round() / 100.0,
+                tokens_per_sec: (args.total_batch_tokens as f64 / seconds) as u64,
+                world_size: group.world_size(),
+            })?;
+        }
+        if args.eval_every > 0 && (step + 1) % args.eval_every == 0 {
+            let held_out = evaluate(&model.valid(), plan, group)?;
+            if root {
+                say(format_args!("eval after step {step:>4} | held-out loss {held_out:.6}"))?;
+            }
+        }
+    }
+
+    replica.verify(&model)?;
+    if root {
+        say(format_args!(
+            "parameter hash {:016x}, equal on all {} ranks",
+            replica.parameter_hash(&model)?,
+            group.world_size()
+        ))?;
+        say(format_args!(
+            "final loss {last_loss:.4}, unigram entropy of the text {:.4}",
+            plan.text.unigram_entropy
+        ))?;
+    }
+    Ok(())
+}
