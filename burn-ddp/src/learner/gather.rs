@@ -70,7 +70,8 @@ impl<G: Backend> Outputs<G> {
         if shares.is_empty() {
             return Ok(None);
         }
-        O::join(GlobalParts::new(shares, withheld)?).map(Some)
+        let device = Box::new(self.group.device().clone());
+        O::join(GlobalParts::new(shares, withheld, Some(device))?).map(Some)
     }
 
     fn encode<O: DdpOutput>(&self, output: O) -> Result<Vec<u8>> {
@@ -109,7 +110,7 @@ fn decode(message: &[u8]) -> Result<(Share, usize)> {
     let wrong = || Error::new(ErrorKind::Mismatch, "sent an output of another version");
     let (announcement, mut rest) = postcard::take_from_bytes::<Announcement>(message).map_err(|_| wrong())?;
     let Announcement { items, weight, loss, bytes, tensors } = announcement;
-    let mut parts = Parts { loss, tensors: Vec::new() };
+    let mut parts = Parts { loss, ..Parts::new() };
     for (dtype, shape) in tensors {
         let length = shape.iter().product::<usize>() * dtype.size();
         let (piece, after) = rest.split_at_checked(length).ok_or_else(wrong)?;

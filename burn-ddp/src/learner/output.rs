@@ -4,6 +4,7 @@
 //! the outputs of all ranks are brought together on rank 0 and joined into one output of the whole global batch, and
 //! every metric, Burn's or a user's own, is right without knowing about ranks.
 
+use std::any::Any;
 use std::collections::VecDeque;
 
 use burn::tensor::backend::Backend;
@@ -72,15 +73,22 @@ pub trait DdpOutput: ItemLazy + Sized {
     /// copy to the host.
     fn alone(self) -> Result<Self> {
         let (items, weight) = (self.items(), self.weight());
-        Self::join(GlobalParts::new(vec![Share { items, weight, parts: self.parts() }], false)?)
+        let mut parts = self.parts();
+        let device = parts.device.take();
+        Self::join(GlobalParts::new(vec![Share { items, weight, parts }], false, device)?)
     }
 }
+
+/// A device of some backend: outputs are of no one backend.
+pub(super) type AnyDevice = Box<dyn Any + Send + Sync>;
 
 /// The tensors of one rank's output.
 #[derive(Debug, Default)]
 pub struct Parts {
     pub(super) loss: Option<f64>,
     pub(super) tensors: Vec<TensorData>,
+    /// Where what is joined goes, if nobody knows better.
+    pub(super) device: Option<AnyDevice>,
 }
 
 impl Parts {
@@ -90,7 +98,8 @@ impl Parts {
     }
 
     /// Adds the loss: its mean, where it has several elements.
-    pub fn with_loss<B: Backend>(self, loss: Tensor<B, 1>) -> Self {
+    pub fn with_loss<B: Backend>(mut self, loss: Tensor<B, 1>) -> Self {
+        self.device.get_or_insert_with(|| Box::new(loss.device()));
         let values: Vec<f64> = loss.into_data().iter::<f64>().collect();
         Self { loss: Some(values.iter().sum::<f64>() / values.len() as f64), ..self }
     }
@@ -100,6 +109,7 @@ impl Parts {
         mut self,
         tensor: Tensor<B, D, K>,
     ) -> Self {
+        self.device.get_or_insert_with(|| Box::new(tensor.device()));
         self.tensors.push(tensor.into_data());
         self
     }
@@ -125,10 +135,12 @@ pub struct GlobalParts {
     /// By position in [`Parts`], the tensors of the ranks.
     tensors: VecDeque<Vec<TensorData>>,
     loss_only: bool,
+    device: Option<AnyDevice>,
 }
 
 impl GlobalParts {
-    pub(super) fn new(shares: Vec<Share>, loss_only: bool) -> Result<Self> {
+    /// From the `shares` of all ranks, to be joined on `device`.
+    pub(super) fn new(shares: Vec<Share>, loss_only: bool, device: Option<AnyDevice>) -> Result<Self> {
         let disagree = |what: &str| {
             Error::new(ErrorKind::Mismatch, format!("ranks returned outputs of different {what}"))
         };
@@ -150,7 +162,12 @@ impl GlobalParts {
             }
             tensors.iter_mut().zip(share.parts.tensors).for_each(|(all, one)| all.push(one));
         }
-        Ok(Self { items, loss, tensors, loss_only })
+        Ok(Self { items, loss, tensors, loss_only, device })
+    }
+
+    /// The device that the parts are joined on. A `join` to another backend than the rank's has that one's default.
+    fn device<B: Backend>(&self) -> B::Device {
+        self.device.as_ref().and_then(|device| device.downcast_ref()).cloned().unwrap_or_default()
     }
 
     /// Items of the global batch.
@@ -174,7 +191,7 @@ impl GlobalParts {
         let loss = self.loss.ok_or_else(|| {
             Error::config("join asks for the loss, but parts gave none: call `Parts::with_loss`")
         })?;
-        Ok(Tensor::full([self.items], loss, &Default::default()))
+        Ok(Tensor::full([self.items], loss, &self.device::<B>()))
     }
 
     /// The next tensor of all ranks, joined along the first dimension.
@@ -184,7 +201,7 @@ impl GlobalParts {
     pub fn cat<B: Backend, const D: usize, K: TensorKind<B> + BasicOps<B>>(
         &mut self,
     ) -> Result<Tensor<B, D, K>> {
-        let device = Default::default();
+        let device = self.device::<B>();
         if self.loss_only {
             return Ok(Tensor::empty([0; D], &device));
         }
@@ -330,13 +347,32 @@ mod tests {
     #[test]
     fn a_share_without_weight_adds_nothing_to_the_loss() {
         let share =
-            |loss, weight| Share { items: 2, weight, parts: Parts { loss: Some(loss), tensors: vec![] } };
-        let loss = |shares| GlobalParts::new(shares, false).map(|parts| parts.loss);
+            |loss, weight| Share { items: 2, weight, parts: Parts { loss: Some(loss), ..Parts::new() } };
+        let loss = |shares| GlobalParts::new(shares, false, None).map(|parts| parts.loss);
         // The mean over no tokens is no number.
         assert_eq!(
             loss(vec![share(1.0, 3.0), share(f64::NAN, 0.0), share(5.0, 1.0)]).expect("fits"),
             Some(2.0)
         );
         assert!(loss(vec![share(f64::NAN, 1.0), share(1.0, 1.0)]).expect("fits").is_some_and(f64::is_nan));
+    }
+
+    #[test]
+    fn outputs_are_joined_where_the_rank_is() {
+        use burn_dispatch::{Dispatch, DispatchDevice};
+        let elsewhere = DispatchDevice::NdArray(Default::default());
+        assert_ne!(elsewhere, DispatchDevice::default());
+        let tensor = Tensor::<Dispatch, 1>::ones([2], &elsewhere);
+        let mut parts = Parts::new().with_loss(tensor.clone().mean()).with(tensor);
+        let device = parts.device.take();
+        let share = Share { items: 2, weight: 2.0, parts };
+        let mut joined = GlobalParts::new(vec![share], false, device).expect("fits");
+        assert_eq!(joined.loss::<Dispatch>().expect("a loss").device(), elsewhere);
+        assert_eq!(joined.cat::<Dispatch, 1, burn::tensor::Float>().expect("a tensor").device(), elsewhere);
+        let mut other = GlobalParts::new(vec![], false, Some(Box::new(elsewhere))).expect("fits");
+        other.loss_only = true;
+        other
+            .cat::<burn_flex::Flex, 1, burn::tensor::Float>()
+            .expect("another backend has a device of its own");
     }
 }
