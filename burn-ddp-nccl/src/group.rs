@@ -41,11 +41,12 @@ where
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) without driver or device, and with fewer devices than ranks on this
-/// host.
+/// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) without driver or device, with fewer devices than ranks on this
+/// host, and with `BURN_DDP_COMM=nccl` without NCCL.
 pub fn local_device<B: NcclBackend>() -> Result<B::Device> {
     let info = RankInfo::from_env()?;
-    ordinal_of(info.local_rank, info.local_world_size, devices()?.len()).map(B::device)
+    let (devices, _) = look_around(GroupOptions::from_env()?.communicator)?;
+    ordinal_of(info.local_rank, info.local_world_size, devices.len()).map(B::device)
 }
 
 /// The group that the process environment describes, like [`ProcessGroup::from_env`], with tensors on `device` reduced by
@@ -59,49 +60,41 @@ pub fn local_device<B: NcclBackend>() -> Result<B::Device> {
 /// was looked for; what NCCL reports when ranks connect: [`ErrorKind::Device`](burn_ddp::ErrorKind::Device).
 pub fn process_group<B: NcclBackend>(device: &B::Device) -> Result<ProcessGroup<B>> {
     let (info, options) = (RankInfo::from_env()?, GroupOptions::from_env()?);
-    let kind = options.communicator;
-    let library = match kind {
-        CommunicatorKind::Host => Err(Error::config("BURN_DDP_COMM=host")),
-        CommunicatorKind::Auto | CommunicatorKind::Nccl => Library::load(),
-    };
-    let gpu = B::ordinal(device).ok_or_else(|| {
+    let ordinal = B::ordinal(device).ok_or_else(|| {
         Error::config(format!(
             "{device:?} is no GPU: use burn_ddp_nccl::local_device, or ProcessGroup::from_env"
         ))
-    });
-    let driven = gpu.and_then(driven);
-    if kind == CommunicatorKind::Nccl {
-        // Whatever is missing is said at once.
-        let missing: Vec<String> = driven
-            .as_ref()
-            .err()
-            .into_iter()
-            .chain(library.as_ref().err())
-            .map(ToString::to_string)
-            .collect();
-        if !missing.is_empty() {
-            return Err(Error::config(format!("BURN_DDP_COMM=nccl: {}", missing.join("; "))));
-        }
-    }
-    let driven = driven?;
-    let ordinal = driven.ordinal;
-    tracing::info!("{} drives {} (cuda:{ordinal}, {})", info.rank, driven.name, driven.uuid_text());
-    let nccl = library.map(|library| (library.symbols(), library.version()));
-    let queue = Arc::new(move || Ok(Box::new(CudaQueue::new(ordinal)?) as Box<dyn Queue>));
-    // SAFETY: the symbols are those of a library that was looked into, the access is that of the backend, and the queue is
-    // of the device whose tensors it reaches.
-    let factory = unsafe { NcclFactory::new(B::Access::default(), kind, driven, nccl, queue) };
-    ProcessGroup::with_factory(info, options, device, Arc::new(factory))
-}
-
-/// The device `ordinal`, which must be there.
-fn driven(ordinal: usize) -> Result<DeviceInfo> {
-    let mut devices = devices()?;
+    })?;
+    let (mut devices, library) = look_around(options.communicator)?;
     if ordinal >= devices.len() {
         return Err(Error::config(format!(
             "cuda:{ordinal} is not there: {} device(s) are visible; check CUDA_VISIBLE_DEVICES",
             devices.len()
         )));
     }
-    Ok(devices.swap_remove(ordinal))
+    let driven = devices.swap_remove(ordinal);
+    tracing::info!("{} drives {} (cuda:{ordinal}, {})", info.rank, driven.name, driven.uuid_text());
+    let nccl = library.map(|library| (library.symbols(), library.version()));
+    let queue = Arc::new(move || Ok(Box::new(CudaQueue::new(ordinal)?) as Box<dyn Queue>));
+    // SAFETY: the symbols are those of a library that was looked into, the access is that of the backend, and the queue is
+    // of the device whose tensors it reaches.
+    let factory =
+        unsafe { NcclFactory::new(B::Access::default(), options.communicator, driven, nccl, queue) };
+    ProcessGroup::with_factory(info, options, device, Arc::new(factory))
+}
+
+/// The devices and, where it is wanted, NCCL. Whoever asks for NCCL learns all that is missing at once.
+fn look_around(kind: CommunicatorKind) -> Result<(Vec<DeviceInfo>, Result<Library>)> {
+    let library = match kind {
+        CommunicatorKind::Host => Err(Error::config("BURN_DDP_COMM=host")),
+        CommunicatorKind::Auto | CommunicatorKind::Nccl => Library::load(),
+    };
+    match (devices(), &library) {
+        (Err(device), Err(nccl)) if kind == CommunicatorKind::Nccl => {
+            Err(Error::config(format!("BURN_DDP_COMM=nccl: {device}; {nccl}")))
+        }
+        (Err(error), _) => Err(error),
+        (Ok(_), Err(error)) if kind == CommunicatorKind::Nccl => Err(error.context("BURN_DDP_COMM=nccl")),
+        (Ok(devices), _) => Ok((devices, library)),
+    }
 }

@@ -78,6 +78,12 @@ pub fn assert_backends_are_chosen(start: impl Fn(&str) -> Command) {
         let mut hidden = start("--backend cuda");
         hidden.env("CUDA_VISIBLE_DEVICES", "");
         assert_refused(&run(hidden), &["CUDA driver"]);
+        // Who asks for NCCL learns at once what else is missing.
+        let mut both = start("--backend cuda");
+        both.env("CUDA_VISIBLE_DEVICES", "")
+            .env("BURN_DDP_COMM", "nccl")
+            .env("BURN_DDP_NCCL_LIB", "/no/libnccl.so");
+        assert_refused(&run(both), &["BURN_DDP_COMM=nccl", "CUDA driver", "/no/libnccl.so"]);
     }
 
     let with = |choice: &str| {
