@@ -12,10 +12,12 @@
 //!   it either, and a thread has to.
 //! - **An event needs no current context** to be waited for: cubecl's own collector does it on a thread without one.
 //!   The communication thread has the primary context, which is cubecl's too.
-//! - **Fusion is lazy.** Resolving a tensor runs what is queued for it. It takes a clone, so that the tensor stays: with its
-//!   last handle fusion would forget the memory.
-//! - **Memory lives as long as a handle or a resource** of it does. A resource alone would not keep the tensor's owner from
-//!   writing, so the tensor is kept as well.
+//! - **Fusion is lazy.** Resolving a tensor runs what is queued for it. It takes a clone, which is what tells fusion's queue
+//!   that the tensor was read. Then the tensor goes: in flight a bucket is outside of fusion, as a plain handle, and it is
+//!   registered anew when it comes back, on the thread that waits for it. Fusion tensors belong to the stream of the
+//!   thread that made them, and one that is cut up by another thread is kept until the first computes again, for ever if
+//!   it has ended.
+//! - **Memory lives as long as a handle** of it does, and a bucket has one handle.
 //!
 //! A bucket has one dimension: its rows are not padded, so its elements lie side by side (checked).
 #![allow(unsafe_code)]
@@ -23,12 +25,15 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::tensor::backend::Backend;
+use burn::tensor::DType;
+use burn::tensor::backend::{Backend, BackendTypes};
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, FloatElement, IntElement};
 use burn_ddp::communicator::AnyTensor;
 use burn_ddp::{Ddp, Error, ErrorKind, Result};
-use burn_fusion::Fusion;
+use burn_fusion::stream::OperationStreams;
+use burn_fusion::{Fusion, NoOp};
+use burn_ir::{InitOperationIr, OperationIr};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::future::block_on;
 use cubecl::prelude::ComputeClient;
@@ -39,8 +44,11 @@ use crate::device_buffer::{DeviceAccess, DeviceBuffer, Fence};
 /// A backend whose tensors lie in the memory of a CUDA device: Burn's `Cuda` with and without its feature `fusion`, and
 /// [`Ddp`] of either.
 pub trait CudaBackend: Backend<Device = CudaDevice> {
-    /// The tensor behind `tensor`, for which everything that is queued has been enqueued on the device.
+    /// The memory of `tensor`, for which everything that is queued has been enqueued on the device.
     fn resolve(tensor: AnyTensor<Self>) -> CubeTensor<CudaRuntime>;
+
+    /// A tensor of this memory.
+    fn restore(cube: CubeTensor<CudaRuntime>) -> AnyTensor<Self>;
 }
 
 impl<F: FloatElement, I: IntElement, BT: BoolElement> CudaBackend for CubeBackend<CudaRuntime, F, I, BT> {
@@ -49,6 +57,10 @@ impl<F: FloatElement, I: IntElement, BT: BoolElement> CudaBackend for CubeBacken
             AnyTensor::Float(tensor) | AnyTensor::Int(tensor) | AnyTensor::Bool(tensor) => tensor,
         }
     }
+
+    fn restore(cube: CubeTensor<CudaRuntime>) -> AnyTensor<Self> {
+        of_kind(cube.dtype, cube)
+    }
 }
 
 impl<F: FloatElement, I: IntElement, BT: BoolElement> CudaBackend
@@ -56,7 +68,7 @@ impl<F: FloatElement, I: IntElement, BT: BoolElement> CudaBackend
 {
     fn resolve(tensor: AnyTensor<Self>) -> CubeTensor<CudaRuntime> {
         type Inner<F, I, BT> = CubeBackend<CudaRuntime, F, I, BT>;
-        match tensor {
+        match tensor.clone() {
             AnyTensor::Float(tensor) => {
                 let client = tensor.client.clone();
                 client.resolve_tensor_float::<Inner<F, I, BT>>(tensor)
@@ -71,6 +83,16 @@ impl<F: FloatElement, I: IntElement, BT: BoolElement> CudaBackend
             }
         }
     }
+
+    fn restore(cube: CubeTensor<CudaRuntime>) -> AnyTensor<Self> {
+        type Inner<F, I, BT> = CubeBackend<CudaRuntime, F, I, BT>;
+        let client = burn_fusion::get_client::<Inner<F, I, BT>>(&cube.device);
+        let (shape, dtype) = (cube.meta.shape().clone(), cube.dtype);
+        let made = InitOperationIr::create(shape, dtype, || client.register_tensor_handle(cube.into()));
+        let nothing = NoOp::<Inner<F, I, BT>>::new();
+        let mut tensors = client.register(OperationStreams::default(), OperationIr::Init(made), nothing);
+        of_kind(dtype, tensors.remove(0))
+    }
 }
 
 impl<B: CudaBackend> CudaBackend for Ddp<B> {
@@ -81,23 +103,27 @@ impl<B: CudaBackend> CudaBackend for Ddp<B> {
             AnyTensor::Bool(tensor) => AnyTensor::Bool(tensor),
         })
     }
+
+    fn restore(cube: CubeTensor<CudaRuntime>) -> AnyTensor<Self> {
+        match B::restore(cube) {
+            AnyTensor::Float(tensor) => AnyTensor::Float(tensor),
+            AnyTensor::Int(tensor) => AnyTensor::Int(tensor),
+            AnyTensor::Bool(tensor) => AnyTensor::Bool(tensor),
+        }
+    }
 }
 
-const _: () = {
-    type Plain = CubeBackend<CudaRuntime, f32, i32, u8>;
-
-    const fn reached<B: CudaBackend>()
-    where
-        CudaAccess: DeviceAccess<B>,
-    {
+/// `tensor` as the kind that its `dtype` is of.
+fn of_kind<B, T>(dtype: DType, tensor: T) -> AnyTensor<B>
+where
+    B: Backend + BackendTypes<FloatTensorPrimitive = T, IntTensorPrimitive = T, BoolTensorPrimitive = T>,
+{
+    match dtype {
+        DType::Bool(_) => AnyTensor::Bool(tensor),
+        dtype if dtype.is_float() => AnyTensor::Float(tensor),
+        _ => AnyTensor::Int(tensor),
     }
-
-    reached::<burn_cuda::Cuda>();
-    reached::<Plain>();
-    reached::<Fusion<Plain>>();
-    reached::<Ddp<burn_cuda::Cuda>>();
-    reached::<Ddp<Plain>>();
-};
+}
 
 impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend for CubeBackend<CudaRuntime, F, I, BT> {
     type Access = CudaAccess;
@@ -129,49 +155,37 @@ impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaAccess;
 
-/// A tensor whose memory NCCL uses.
-pub struct CudaKept<B: Backend> {
-    tensor: AnyTensor<B>,
-    /// cubecl's `ManagedResource`, of a type that it does not name.
-    _resource: Box<dyn Send>,
-}
-
-impl<B: Backend> fmt::Debug for CudaKept<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaKept({:?})", self.tensor)
-    }
-}
-
-// SAFETY: the resource keeps the memory allocated, the tensor keeps it from being written by anybody else (see the module
-// documentation), and the fence is behind all that was enqueued by this thread, which made the tensor.
+// SAFETY: the handle keeps the memory allocated, it is the only one of a bucket that was the caller's alone, and the fence
+// is behind all that was enqueued by this thread, which made the tensor.
 unsafe impl<B: CudaBackend> DeviceAccess<B> for CudaAccess {
-    type Kept = CudaKept<B>;
+    type Kept = CubeTensor<CudaRuntime>;
 
-    fn open(&self, tensor: AnyTensor<B>) -> Result<DeviceBuffer<CudaKept<B>>> {
+    fn open(&self, tensor: AnyTensor<B>) -> Result<DeviceBuffer<CubeTensor<CudaRuntime>>> {
         // Where the thread of cubecl or of fusion has died, its client panics. It has said why on stderr.
         let opened = catch_unwind(AssertUnwindSafe(|| open(tensor)));
         opened
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Device, "Burn's CUDA runtime panicked: see above")))
     }
 
-    fn close(&self, kept: CudaKept<B>) -> Result<AnyTensor<B>> {
-        Ok(kept.tensor)
+    fn close(&self, kept: CubeTensor<CudaRuntime>) -> Result<AnyTensor<B>> {
+        Ok(B::restore(kept))
     }
 }
 
-fn open<B: CudaBackend>(tensor: AnyTensor<B>) -> Result<DeviceBuffer<CudaKept<B>>> {
-    let cube = B::resolve(tensor.clone());
+fn open<B: CudaBackend>(tensor: AnyTensor<B>) -> Result<DeviceBuffer<CubeTensor<CudaRuntime>>> {
+    let cube = B::resolve(tensor);
     let (shape, strides) = (cube.meta.shape(), cube.meta.strides());
     if shape.num_dims() != 1 || strides[0] != 1 {
         let text = format!("a bucket of shape {shape:?} and strides {strides:?} is not contiguous");
         return Err(Error::new(ErrorKind::Device, text));
     }
     let client: ComputeClient<CudaRuntime> = cube.client.clone();
-    let resource = client.get_resource(cube.handle).map_err(|error| failed("memory of a bucket", &error))?;
+    let resource = client.get_resource(cube.handle.clone());
+    let resource = resource.map_err(|error| failed("memory of a bucket", &error))?;
     let (address, bytes) = (resource.resource().ptr as usize, resource.resource().size as usize);
     let event = client.sync();
     let fence = Fence::new(|| block_on(event).map_err(|error| failed("kernels before a collective", &error)));
-    Ok(DeviceBuffer { address, bytes, kept: CudaKept { tensor, _resource: Box::new(resource) }, fence })
+    Ok(DeviceBuffer { address, bytes, kept: cube, fence })
 }
 
 /// cubecl's errors have many lines, and a backtrace of its own thread at the end.

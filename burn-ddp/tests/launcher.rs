@@ -155,6 +155,17 @@ fn the_cause_is_among_the_last_words_even_if_a_victim_left_first() {
     assert!(last_words.ends_with("\nalso failed: rank 1 (exit code 5): out of memory\n"), "{ended}");
 }
 
+/// A peer may notice the death of a rank, report it and leave before the launcher can see that death.
+#[test]
+fn a_rank_that_was_killed_is_the_cause_even_if_a_victim_left_first() {
+    let script = "[ $RANK = 0 ] && { echo peer 1 lost >&2; exit 8; }
+        sleep 0.3; kill -KILL $$";
+    let ended = Launched::start(sh(&["-n", "2"], script)).wait(10);
+    ended.expect_code(137);
+    assert!(ended.err.contains("was killed by signal 9 (SIGKILL), after rank 0"), "{ended}");
+    assert!(ended.err.ends_with("\nalso failed: rank 0 (exit code 8): peer 1 lost\n"), "{ended}");
+}
+
 #[test]
 fn kill_9_of_the_launcher_leaves_nothing() {
     // Rank 0 is the program itself, rank 1 a wrapper that waits for one.

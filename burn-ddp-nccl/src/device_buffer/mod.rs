@@ -115,9 +115,10 @@ impl<B: Backend, A: DeviceAccess<B>> NcclCommunicator<B, A> {
             return Ok(Segment { dtype: wire, memory: Memory::Device(bucket) });
         }
         let mut bucket = Tensor::<B, 1, K>::empty([plan.room], (&self.device, dtype));
-        for (tensor, place) in tensors.into_iter().zip(&plan.places) {
+        // A tensor without elements changes nothing, and to Burn a size of 0 in a reshape means "as before".
+        let filled = tensors.into_iter().zip(&plan.places).filter(|(_, place)| !place.is_empty());
+        for (tensor, place) in filled {
             let flat = K::reshape(K::from_any(tensor)?, Shape::new([place.len()]));
-            // A tensor without elements changes nothing.
             bucket = bucket.slice_assign([place.clone()], Tensor::from_primitive(flat));
         }
         let buffer = self.access.open(K::into_any(bucket.into_primitive()))?;

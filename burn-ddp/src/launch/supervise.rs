@@ -2,7 +2,9 @@
 //!
 //! Its rules are few. The first failure gives the exit code, since it most often is the cause: the others get a
 //! moment to say what they saw, then SIGTERM, then SIGKILL. Those that fail in that moment by themselves are listed
-//! with it, for when the cause is among them. Every wait is bounded. The launcher leaves when nothing of the
+//! with it, for when the cause is among them. One of them takes its place: a rank that a signal killed, when the first
+//! left with a code. The kernel closes a process's connections before it tells its parent, so a peer may notice, report
+//! and leave in between. Every wait is bounded. The launcher leaves when nothing of the
 //! ranks is left, and only then says the last words.
 
 use std::sync::mpsc::{self, Receiver};
@@ -221,11 +223,17 @@ impl Launch<'_> {
                 }
             }
             (Phase::Running | Phase::Reporting(_), Some(first)) => {
-                self.also_failed.push((index, end));
                 self.ranks.notice(format!(
                     "{} {end}, after rank {}",
                     self.ranks.started[index].process, self.ranks.started[first].process.rank
                 ));
+                match (end, self.ranks.started[first].process.end) {
+                    (End::Signal(_), Some(code @ End::Code(_))) => {
+                        self.failed = Some(index);
+                        self.also_failed.push((first, code));
+                    }
+                    _ => self.also_failed.push((index, end)),
+                }
             }
             _ => {}
         }
