@@ -193,3 +193,36 @@ impl Drop for Stall {
         self.end();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_counts_without_what_only_the_end_of_the_stall_ended() {
+        let end = |error: Option<ErrorKind>, abort, released| {
+            let error = error.map(|kind| Error::new(kind, "x"));
+            let end =
+                End { error, waited: Duration::from_secs(2), abort: Duration::from_secs(abort), released };
+            let mut report = Report::new(false);
+            end.tell("a", ErrorKind::Timeout, Duration::from_secs(3), &mut report);
+            report.passed()
+        };
+        assert!(end(Some(ErrorKind::Timeout), 0, false));
+        assert!(end(Some(ErrorKind::Timeout), 9, true));
+        assert!(!end(Some(ErrorKind::Timeout), 9, false));
+        assert!(!end(Some(ErrorKind::Aborted), 0, false));
+        assert!(!end(None, 0, false));
+    }
+
+    #[test]
+    fn a_signal_is_waited_for_and_stays() {
+        let signal = Arc::new(Signal::default());
+        assert!(!signal.wait_for(Duration::from_millis(1)));
+        let other = signal.clone();
+        let setter = std::thread::spawn(move || other.set());
+        signal.wait();
+        setter.join().unwrap();
+        assert!(signal.wait_for(Duration::ZERO));
+    }
+}

@@ -281,3 +281,26 @@ fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         DType::F64 => all(bytes, f64::from_ne_bytes),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_in_memory_is_found() {
+        for dtype in DType::ALL {
+            let size = dtype.size();
+            let values = vec![1.0, 2.0, 40.0];
+            let part = Part { send: values.clone(), send_at: 0, recv_at: 3, expected: values.clone() };
+            let mut memory = part.before(dtype);
+            assert!(part.compare(dtype, true, &memory).unwrap_err().starts_with("element 0 is "));
+            memory[3 * size..6 * size].copy_from_slice(&encode(dtype, &values));
+            assert_eq!(part.compare(dtype, true, &memory), Ok(()));
+            for (at, why) in [(0, "what was sent"), (6 * size, "bytes behind")] {
+                memory[at] ^= 1;
+                assert!(part.compare(dtype, true, &memory).unwrap_err().starts_with(why), "{dtype}");
+                memory[at] ^= 1;
+            }
+        }
+    }
+}

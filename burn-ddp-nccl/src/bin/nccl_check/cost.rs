@@ -138,3 +138,19 @@ fn time(mut once: impl FnMut() -> Result<()>, settle: impl Fn() -> Result<()>) -
 fn milliseconds(time: Duration) -> String {
     format!("{:.3} ms", time.as_secs_f64() * 1e3)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gradients_of_gpt_2_in_buckets() {
+        let count = |shapes: &[[usize; 2]]| shapes.iter().map(|shape| shape[0] * shape[1]).sum::<usize>();
+        assert_eq!(count(&shapes()), 124_439_808);
+        let buckets = buckets();
+        assert_eq!(count(&buckets.concat()), 124_439_808);
+        // The token embedding alone is larger than a bucket.
+        let large: Vec<_> = buckets.iter().filter(|bucket| count(bucket) * ELEMENT > BUCKET).collect();
+        assert_eq!(large, [&[[50_257, WIDTH]]]);
+    }
+}

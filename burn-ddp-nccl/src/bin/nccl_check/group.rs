@@ -125,3 +125,24 @@ fn values<B: Backend>(group: &ProcessGroup<B>, shape: [usize; 2], dtype: DType) 
 fn read<B: Backend, const D: usize, K: GroupKind<B>>(tensor: Tensor<B, D, K>) -> Result<TensorData> {
     tensor.try_into_data().map_err(|error| Error::new(ErrorKind::Device, format!("{error}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use burn_ddp::RankInfo;
+    use burn_flex::Flex;
+
+    use super::*;
+
+    #[test]
+    fn a_connected_group_of_one_gives_the_results_of_an_unconnected_one() {
+        let mut options = GroupOptions::new();
+        options.connect_alone = true;
+        let device = Default::default();
+        let connected = ProcessGroup::<Ddp<Flex>>::new(RankInfo::solo(), options, &device).unwrap();
+        let connected = results(&connected).unwrap();
+        assert_eq!(connected, results(&ProcessGroup::<Ddp<Flex>>::solo(&device)).unwrap());
+        let names: Vec<_> = connected.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names.len(), 8, "{names:?}");
+        assert_eq!(connected[0].1.len(), 4 * 18 + 12 + 6 + 1);
+    }
+}

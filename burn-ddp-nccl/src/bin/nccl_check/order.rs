@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData, TensorPrimitive};
-use burn_cuda::{Cuda, CudaDevice};
+use burn_cuda::Cuda;
 use burn_ddp::communicator::AnyTensor;
 use burn_ddp::deadline::Deadline;
 use burn_ddp::transport::Liveness;
@@ -126,20 +126,26 @@ type Written<B> = ([Tensor<B, 1>; 2], [Vec<f32>; 2]);
 
 /// Matrix products one after the other.
 struct Chain<B: Backend> {
-    device: CudaDevice,
+    device: B::Device,
+    rows: usize,
     /// Moves rows down by one.
     shift: Tensor<B, 2>,
     length: usize,
     rounds: usize,
 }
 
-impl<B: CudaBackend> Chain<B> {
+impl<B: Backend> Chain<B> {
+    /// Of `length` products of matrices of `rows` rows and columns.
+    fn new(rows: usize, length: usize, device: &B::Device) -> Self {
+        let mut values = vec![0f32; rows * rows];
+        (0..rows).for_each(|row| values[row * rows + (row + rows - 1) % rows] = 1.0);
+        let shift = Tensor::from_data(TensorData::new(values, [rows, rows]), device);
+        Self { device: device.clone(), rows, shift, length, rounds: 0 }
+    }
+
     /// Of as many products as take [`CHAIN`].
-    fn calibrated(device: &CudaDevice) -> Result<Self> {
-        let mut values = vec![0f32; ROWS * ROWS];
-        (0..ROWS).for_each(|row| values[row * ROWS + (row + ROWS - 1) % ROWS] = 1.0);
-        let shift = Tensor::from_data(TensorData::new(values, [ROWS, ROWS]), device);
-        let mut this = Self { device: device.clone(), shift, length: 8, rounds: 0 };
+    fn calibrated(device: &B::Device) -> Result<Self> {
+        let mut this = Self::new(ROWS, 8, device);
         let run = || data(this.run(this.shift.clone()).sum());
         // Compiles, and chooses among kernels.
         run()?;
@@ -161,28 +167,29 @@ impl<B: CudaBackend> Chain<B> {
     /// Buckets that the device has not written yet.
     fn write(&mut self) -> Result<Written<B>> {
         self.rounds += 1;
+        let (size, half) = (self.rows, TAKEN * self.rows);
         let value = |row: usize| ((row * 31 + self.rounds * 17) % 251) as f32;
-        let start: Vec<f32> = (0..ROWS * ROWS).map(|i| value(i / ROWS)).collect();
-        let start = Tensor::<B, 2>::from_data(TensorData::new(start, [ROWS, ROWS]), &self.device);
+        let start: Vec<f32> = (0..size * size).map(|i| value(i / size)).collect();
+        let start = Tensor::<B, 2>::from_data(TensorData::new(start, [size, size]), &self.device);
         self.sync()?;
         let once = self.run(start);
         let twice = self.run(once.clone());
         let rows = |matrix: &Tensor<B, 2>, bucket: usize| {
-            matrix.clone().slice([bucket * TAKEN..(bucket + 1) * TAKEN, 0..ROWS]).reshape([HALF])
+            matrix.clone().slice([bucket * TAKEN..(bucket + 1) * TAKEN, 0..size]).reshape([half])
         };
-        let [mut a, mut b] = [(); 2].map(|()| Tensor::<B, 1>::empty([2 * HALF], &self.device));
+        let [mut a, mut b] = [(); 2].map(|()| Tensor::<B, 1>::empty([2 * half], &self.device));
         for (turn, matrix) in [&once, &twice].into_iter().enumerate() {
-            let place = turn * HALF..(turn + 1) * HALF;
+            let place = turn * half..(turn + 1) * half;
             a = a.slice_assign([place.clone()], rows(matrix, 0));
             b = b.slice_assign([place], rows(matrix, 1));
         }
         let expected = [0, 1].map(|bucket| {
             let row = |i: usize| {
-                let (turn, row) = (i / HALF, bucket * TAKEN + i % HALF / ROWS);
-                let moved = (turn + 1) * self.length % ROWS;
-                value((row + ROWS - moved) % ROWS)
+                let (turn, row) = (i / half, bucket * TAKEN + i % half / size);
+                let moved = (turn + 1) * self.length % size;
+                value((row + size - moved) % size)
             };
-            (0..2 * HALF).map(row).collect()
+            (0..2 * half).map(row).collect()
         });
         Ok(([a, b], expected))
     }
@@ -196,4 +203,27 @@ fn data<B: Backend>(tensor: Tensor<B, 1>) -> Result<Vec<f32>> {
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|element| f32::from_ne_bytes(*element)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::Flex;
+
+    use super::*;
+
+    #[test]
+    fn what_is_expected_of_a_chain_is_what_it_makes() {
+        let mut chain = Chain::<Flex>::new(2 * TAKEN, 7, &Default::default());
+        let mut before = Vec::new();
+        for _ in 0..ROUNDS {
+            let (buckets, expected) = chain.write().unwrap();
+            let buckets = buckets.map(|bucket| data(bucket).unwrap());
+            assert_eq!(buckets, expected);
+            // Old contents must never be right: not where they were, and not in the other bucket.
+            for bucket in &buckets {
+                assert!(!before.contains(bucket));
+            }
+            before.extend(buckets);
+        }
+    }
 }
