@@ -59,7 +59,19 @@ pub fn local_device<B: NcclBackend>() -> Result<B::Device> {
 /// `BURN_DDP_COMM=nccl` where a rank has no NCCL: [`ErrorKind::Config`](burn_ddp::ErrorKind::Config), naming ranks and what
 /// was looked for; what NCCL reports when ranks connect: [`ErrorKind::Device`](burn_ddp::ErrorKind::Device).
 pub fn process_group<B: NcclBackend>(device: &B::Device) -> Result<ProcessGroup<B>> {
-    let (info, options) = (RankInfo::from_env()?, GroupOptions::from_env()?);
+    process_group_with(RankInfo::from_env()?, GroupOptions::from_env()?, device)
+}
+
+/// The group that `info` describes; see [`process_group`].
+///
+/// # Errors
+///
+/// Those of [`process_group`], but for the environment's.
+pub fn process_group_with<B: NcclBackend>(
+    info: RankInfo,
+    options: GroupOptions,
+    device: &B::Device,
+) -> Result<ProcessGroup<B>> {
     let ordinal = B::ordinal(device).ok_or_else(|| {
         Error::config(format!(
             "{device:?} is no GPU: use burn_ddp_nccl::local_device, or ProcessGroup::from_env"

@@ -65,7 +65,7 @@ pub use cuda_queue::CudaQueue;
 pub use device_buffer::{DeviceAccess, DeviceBuffer, Fence, NcclCommunicator};
 pub use engine::NcclEngine;
 pub use factory::NcclFactory;
-pub use group::{NcclBackend, local_device, process_group};
+pub use group::{NcclBackend, local_device, process_group, process_group_with};
 pub use queue::Queue;
 #[cfg(feature = "tch")]
 pub use tch::TchAccess;
