@@ -9,8 +9,8 @@ use cudarc::driver::result::stream::StreamKind;
 use cudarc::driver::result::{self, ctx, device, event, primary_ctx, stream};
 use cudarc::driver::sys::{CUdevice, CUevent, CUevent_flags, CUresult, CUstream};
 
-use crate::library::RawStream;
 use crate::queue::Queue;
+use crate::symbols::RawStream;
 
 /// A CUDA stream that does not wait for the legacy default stream, and an event to mark it with. It belongs to the
 /// thread that made it: the device is current there.

@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 use burn_ddp::{Error, ErrorKind};
 
-use crate::library::{RawComm, Symbols};
+use crate::symbols::{RawComm, Symbols};
 
 /// `ncclSuccess`.
 pub(crate) const SUCCESS: c_int = 0;

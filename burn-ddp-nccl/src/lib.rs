@@ -54,6 +54,7 @@ pub mod factory;
 mod group;
 pub mod library;
 mod queue;
+mod symbols;
 #[cfg(feature = "tch")]
 pub mod tch;
 mod unique_id;

@@ -19,11 +19,10 @@ use std::path::{Path, PathBuf};
 use burn_ddp::{Error, Result};
 
 mod opened;
-mod symbols;
 mod version;
 
+pub use crate::symbols::{Config, RawComm, RawStream, Symbols};
 use opened::Opened;
-pub use symbols::{Config, RawComm, RawStream, Symbols};
 pub use version::Version;
 
 /// Names the file of NCCL to load; nothing else is tried then.

@@ -6,7 +6,7 @@
 
 use burn_ddp::Result;
 
-use crate::library::RawStream;
+use crate::symbols::RawStream;
 
 /// A CUDA stream. A trait so that a test can put host memory and a thread in its place.
 pub trait Queue {

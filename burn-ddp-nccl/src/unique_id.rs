@@ -7,7 +7,7 @@ use std::ptr;
 use burn_ddp::{Error, Result};
 
 use crate::error::{SUCCESS, failure};
-use crate::library::Symbols;
+use crate::symbols::Symbols;
 
 /// Bytes of `ncclUniqueId`.
 const BYTES: usize = 128;

@@ -27,8 +27,8 @@ use burn_ddp::transport::Liveness;
 use burn_ddp::{Error, ErrorKind, Rank, Result};
 
 use crate::UniqueId;
-use crate::library::{Config, RawComm, Symbols};
 use crate::queue::Queue;
+use crate::symbols::{Config, RawComm, Symbols};
 
 mod poll;
 mod start;

@@ -11,7 +11,7 @@ use burn_ddp::{DType, Error, Rank, ReduceOp, Result};
 
 use super::{NcclComm, State};
 use crate::dtype::{data_type, reduction};
-use crate::library::{RawComm, RawStream, Symbols};
+use crate::symbols::{RawComm, RawStream, Symbols};
 
 /// Device memory that goes into a collective, and where its result goes.
 #[derive(Clone, Copy, Debug)]

@@ -14,10 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::backend::Backend;
 
-use crate::collective::Collectives;
-use crate::communicator::{
-    Communicator, CommunicatorFactory, Engine, HostCommunicator, HostEngine, Meeting, Opened,
-};
+use crate::communicator::{Communicator, CommunicatorFactory};
 use crate::control::Control;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -25,12 +22,12 @@ use crate::options::{CommunicatorKind, GroupOptions};
 use crate::rank::{Rank, RankInfo};
 use crate::rendezvous;
 use crate::store::{MemoryStore, PrefixStore, Store, TcpStore};
-use crate::transport::tcp::{Listener, TcpTransport};
 use crate::transport::{Liveness, PeerInfo};
 
 #[cfg(feature = "train")]
 mod attached;
 mod collectives;
+mod connect;
 mod kind;
 mod split;
 mod stats;
@@ -41,6 +38,7 @@ pub use kind::GroupKind;
 pub use stats::{GroupStats, OpStats};
 pub use work::Work;
 
+use connect::Unconnected;
 use stats::Counters;
 use thread::CommunicationThread;
 
@@ -81,93 +79,6 @@ struct Connected<B: Backend> {
     liveness: Liveness,
     peers: Vec<PeerInfo>,
     store: Arc<dyn Store>,
-}
-
-/// What is known of a group before its ranks have met.
-struct Unconnected<B: Backend> {
-    name: String,
-    info: RankInfo,
-    options: GroupOptions,
-    device: B::Device,
-    factory: Option<Arc<dyn CommunicatorFactory<B>>>,
-}
-
-impl<B: Backend> Unconnected<B> {
-    fn is_alone(&self) -> bool {
-        self.info.world_size == 1 && !self.options.connect_alone
-    }
-
-    fn connect(self, store: Arc<dyn Store>, address: IpAddr, deadline: Deadline) -> Result<ProcessGroup<B>> {
-        if self.is_alone() {
-            return Ok(self.build(None));
-        }
-        let (rank, world_size) = (self.info.rank, self.info.world_size);
-        let stage = |stage: &str| PrefixStore::new(store.clone(), format!("group/{}/{stage}", self.name));
-        let (addresses, connections) = (stage("address"), stage("connected"));
-        let meet = || {
-            let listener = Listener::bind(address)?;
-            let host = hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
-            let me = PeerInfo::new(rank, host, std::process::id(), listener.address()?);
-            let peers = rendezvous::exchange(&addresses, &me, world_size, deadline)?;
-            let scope = format!("{}.{}/{}", self.info.run_id, self.info.restart_count, self.name);
-            let mesh = listener.connect(rank, &scope, &peers, deadline)?;
-            // Heartbeats begin together: a rank that still waits for a connection is not silent, it is missing.
-            rendezvous::exchange(&connections, &me, world_size, deadline)?;
-            Ok((peers, mesh))
-        };
-        let (peers, mesh) = meet().inspect_err(|error: &Error| {
-            // What this rank found by itself, and others may be waiting for it. A store that is gone says so itself.
-            if matches!(error.kind(), ErrorKind::Io | ErrorKind::PeerLost(_)) {
-                for stage in [&addresses, &connections] {
-                    let _ = rendezvous::refuse(stage, rank, error);
-                }
-            }
-        })?;
-        let liveness = Liveness::new(world_size);
-        let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
-        let control = Control::start(rank, mesh.control, liveness.clone(), self.options.peer_timeout)?;
-        let host = HostEngine::new(Collectives::new(Box::new(transport), self.options.timeout));
-        let meeting = Meeting {
-            name: self.name.clone(),
-            info: self.info.clone(),
-            device: self.device.clone(),
-            options: self.options.clone(),
-            deadline,
-            liveness: liveness.clone(),
-        };
-        let open = || {
-            let opened = match &self.factory {
-                Some(factory) => factory.open(meeting, host)?,
-                None => Opened {
-                    communicator: Box::new(HostCommunicator),
-                    engine: Box::new(|| Ok(Box::new(host) as Box<dyn Engine>)),
-                },
-            };
-            let thread = CommunicationThread::spawn(opened.engine, liveness.clone())?;
-            Ok((opened.communicator, thread))
-        };
-        // An error that came from the group itself is its cause already, and told.
-        let (communicator, thread) = open().inspect_err(|error| control.abort(error))?;
-        let thread = Mutex::new(thread);
-        Ok(self.build(Some(Connected { thread, communicator, control, liveness, peers, store })))
-    }
-
-    fn build(self, connected: Option<Connected<B>>) -> ProcessGroup<B> {
-        let Self { name, info, options, device, factory } = self;
-        tracing::info!(group = name, "{} of {}: device {device:?}", info.rank, info.world_size);
-        ProcessGroup(Arc::new(Inner {
-            name,
-            info,
-            device,
-            options,
-            factory,
-            counters: Arc::default(),
-            splits: AtomicUsize::new(0),
-            #[cfg(feature = "train")]
-            attached: attached::Attached::default(),
-            connected,
-        }))
-    }
 }
 
 impl<B: Backend> ProcessGroup<B> {

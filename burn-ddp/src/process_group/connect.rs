@@ -1,0 +1,117 @@
+//! How a group comes about: its ranks meet, connect, and agree on what moves their tensors.
+//!
+//! All of it happens before there is a group, so that nobody ever holds one that is half connected.
+
+use std::net::IpAddr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::backend::Backend;
+
+#[cfg(feature = "train")]
+use super::attached;
+use super::thread::CommunicationThread;
+use super::{Connected, Inner, ProcessGroup};
+use crate::collective::Collectives;
+use crate::communicator::{CommunicatorFactory, Engine, HostCommunicator, HostEngine, Meeting, Opened};
+use crate::control::Control;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::GroupOptions;
+use crate::rank::RankInfo;
+use crate::rendezvous;
+use crate::store::{PrefixStore, Store};
+use crate::transport::tcp::{Listener, TcpTransport};
+use crate::transport::{Liveness, PeerInfo};
+
+/// What is known of a group before its ranks have met.
+pub(super) struct Unconnected<B: Backend> {
+    pub(super) name: String,
+    pub(super) info: RankInfo,
+    pub(super) options: GroupOptions,
+    pub(super) device: B::Device,
+    pub(super) factory: Option<Arc<dyn CommunicatorFactory<B>>>,
+}
+
+impl<B: Backend> Unconnected<B> {
+    pub(super) fn is_alone(&self) -> bool {
+        self.info.world_size == 1 && !self.options.connect_alone
+    }
+
+    pub(super) fn connect(
+        self,
+        store: Arc<dyn Store>,
+        address: IpAddr,
+        deadline: Deadline,
+    ) -> Result<ProcessGroup<B>> {
+        if self.is_alone() {
+            return Ok(self.build(None));
+        }
+        let (rank, world_size) = (self.info.rank, self.info.world_size);
+        let stage = |stage: &str| PrefixStore::new(store.clone(), format!("group/{}/{stage}", self.name));
+        let (addresses, connections) = (stage("address"), stage("connected"));
+        let meet = || {
+            let listener = Listener::bind(address)?;
+            let host = hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
+            let me = PeerInfo::new(rank, host, std::process::id(), listener.address()?);
+            let peers = rendezvous::exchange(&addresses, &me, world_size, deadline)?;
+            let scope = format!("{}.{}/{}", self.info.run_id, self.info.restart_count, self.name);
+            let mesh = listener.connect(rank, &scope, &peers, deadline)?;
+            // Heartbeats begin together: a rank that still waits for a connection is not silent, it is missing.
+            rendezvous::exchange(&connections, &me, world_size, deadline)?;
+            Ok((peers, mesh))
+        };
+        let (peers, mesh) = meet().inspect_err(|error: &Error| {
+            // What this rank found by itself, and others may be waiting for it. A store that is gone says so itself.
+            if matches!(error.kind(), ErrorKind::Io | ErrorKind::PeerLost(_)) {
+                for stage in [&addresses, &connections] {
+                    let _ = rendezvous::refuse(stage, rank, error);
+                }
+            }
+        })?;
+        let liveness = Liveness::new(world_size);
+        let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
+        let control = Control::start(rank, mesh.control, liveness.clone(), self.options.peer_timeout)?;
+        let host = HostEngine::new(Collectives::new(Box::new(transport), self.options.timeout));
+        let meeting = Meeting {
+            name: self.name.clone(),
+            info: self.info.clone(),
+            device: self.device.clone(),
+            options: self.options.clone(),
+            deadline,
+            liveness: liveness.clone(),
+        };
+        let open = || {
+            let opened = match &self.factory {
+                Some(factory) => factory.open(meeting, host)?,
+                None => Opened {
+                    communicator: Box::new(HostCommunicator),
+                    engine: Box::new(|| Ok(Box::new(host) as Box<dyn Engine>)),
+                },
+            };
+            let thread = CommunicationThread::spawn(opened.engine, liveness.clone())?;
+            Ok((opened.communicator, thread))
+        };
+        // An error that came from the group itself is its cause already, and told.
+        let (communicator, thread) = open().inspect_err(|error| control.abort(error))?;
+        let thread = Mutex::new(thread);
+        Ok(self.build(Some(Connected { thread, communicator, control, liveness, peers, store })))
+    }
+
+    pub(super) fn build(self, connected: Option<Connected<B>>) -> ProcessGroup<B> {
+        let Self { name, info, options, device, factory } = self;
+        tracing::info!(group = name, "{} of {}: device {device:?}", info.rank, info.world_size);
+        ProcessGroup(Arc::new(Inner {
+            name,
+            info,
+            device,
+            options,
+            factory,
+            counters: Arc::default(),
+            splits: AtomicUsize::new(0),
+            #[cfg(feature = "train")]
+            attached: attached::Attached::default(),
+            connected,
+        }))
+    }
+}
