@@ -11,13 +11,18 @@
 //!    and no more of it than it holds.
 //! 4. Wait for NCCL, with a deadline.
 //!
-//! After an error in any of them the bucket is nobody's result, and its memory must not return to the allocator while NCCL
-//! may still write there: first the communicator is aborted, then the bucket is dropped. The cause is told to the
-//! group before that, since an abort alone would be taken for the cause.
+//! After an error in any of them, or a panic, the bucket is nobody's result, and its memory must not return to the allocator
+//! while NCCL may still write there: first the communicator is aborted, then the bucket is dropped. If NCCL does not come
+//! back from the abort, the bucket stays for ever. The cause is told to the group before that, since an abort alone would
+//! be taken for the cause.
+//!
+//! A group that has ended is aborted by every rank, also by one that is busy elsewhere (`abandon`): NCCL lets no rank of
+//! a host finish its abort before the others have begun theirs.
 //!
 //! What is in host memory (bytes, barriers, boolean tensors) goes the host's way.
 #![allow(unsafe_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use burn_ddp::communicator::{Engine, HostEngine, Memory, Operation, Segment, Staged};
@@ -83,8 +88,20 @@ impl Engine for NcclEngine {
             return self.host.run(operation, staged);
         }
         let (dtype, mut bucket) = Bucket::take(&mut staged)?;
-        self.collective(operation, dtype, &mut bucket).map_err(|error| self.end(error))?;
+        let ran = catch_unwind(AssertUnwindSafe(|| self.collective(operation, dtype, &mut bucket)))
+            .unwrap_or_else(|panic| Err(Error::panicked("the communication thread", &*panic)));
+        if let Err(error) = ran {
+            let error = self.end(error);
+            if !self.comm.is_released() {
+                std::mem::forget(bucket);
+            }
+            return Err(error);
+        }
         bucket.set_done();
         Ok(vec![Segment { dtype, memory: Memory::Device(bucket) }])
+    }
+
+    fn abandon(&mut self) {
+        self.comm.abort();
     }
 }

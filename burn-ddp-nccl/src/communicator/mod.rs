@@ -10,6 +10,10 @@
 //! A communicator lives on one thread. That thread begins, waits and aborts, so no two calls of NCCL ever meet on one
 //! communicator, and nothing here has to be `Send`. Others end a wait by [`Liveness::fail`].
 //!
+//! Two calls of NCCL cannot be polled: abort and destroy, which within a host wait for the peers to let go as well. They
+//! are given a thread and three seconds, and what they may still use is then left to them for ever
+//! ([`is_released`](NcclComm::is_released)).
+//!
 //! | state | what it holds | next |
 //! | --- | --- | --- |
 //! | ready | a communicator | in flight, failed, finished |
@@ -19,6 +23,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::time::Duration;
 
@@ -45,9 +50,11 @@ pub struct NcclComm {
     comm: RawComm,
     rank: Rank,
     world_size: usize,
-    queue: Box<dyn Queue>,
+    queue: ManuallyDrop<Box<dyn Queue>>,
     liveness: Liveness,
     state: State,
+    /// NCCL uses nothing of ours any more once the communicator is gone.
+    released: bool,
 }
 
 enum State {
@@ -88,7 +95,8 @@ impl NcclComm {
             return Err(Error::config(format!("{rank} of {world_size}: ranks go from 0 to {}", ranks - 1)));
         }
         let state = State::InFlight(CONNECT);
-        let mut this = Self { symbols, comm: ptr::null_mut(), rank, world_size, queue, liveness, state };
+        let (comm, queue) = (ptr::null_mut(), ManuallyDrop::new(queue));
+        let mut this = Self { symbols, comm, rank, world_size, queue, liveness, state, released: true };
         this.check_peers(CONNECT)?;
         let (mut comm, mut config) = (ptr::null_mut(), Config::new());
         // SAFETY: of the caller; both places that NCCL writes to live until it has connected or was aborted.
@@ -168,7 +176,7 @@ impl NcclComm {
     ///
     /// # Errors
     ///
-    /// The first cause of an earlier call; what NCCL reports; `Timeout` after five seconds. The communicator is then
+    /// The first cause of an earlier call; what NCCL reports; `Timeout` after five seconds, three more for the last call. The communicator is then
     /// aborted, but the other ranks are not told: all results are there. `Aborted`, on all ranks, while a collective is
     /// in flight.
     pub fn finish(&mut self) -> Result<()> {
@@ -194,9 +202,14 @@ impl NcclComm {
             return Err(error);
         }
         self.state = State::Finished;
-        // SAFETY: finalized, and never used again.
-        let code = unsafe { (self.symbols.comm_destroy)(std::mem::replace(&mut self.comm, ptr::null_mut())) };
-        self.refused("destroy", code).map_or(Ok(()), Err)
+        let destroy = self.symbols.comm_destroy;
+        self.let_go("destroy", destroy).map_or(Ok(()), Err)
+    }
+
+    /// Whether memory that was given to a collective may be used again after an error. Not so when NCCL has not come back
+    /// from an abort: then it must stay as it is until the process ends.
+    pub fn is_released(&self) -> bool {
+        self.released
     }
 
     fn is_open(&self) -> bool {
@@ -210,6 +223,10 @@ impl Drop for NcclComm {
             && let Err(error) = self.finish()
         {
             tracing::warn!("{error}");
+        }
+        if self.released {
+            // SAFETY: dropped once, here, and the communicator that used it is gone.
+            unsafe { ManuallyDrop::drop(&mut self.queue) };
         }
     }
 }

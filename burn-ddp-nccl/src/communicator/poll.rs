@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::ptr;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use burn_ddp::deadline::Deadline;
@@ -9,9 +10,12 @@ use burn_ddp::{Error, ErrorKind, Result};
 
 use super::{NcclComm, State};
 use crate::error::{IN_PROGRESS, SUCCESS, failure};
+use crate::symbols::RawComm;
 
 /// `ncclRemoteError`: a peer died or its network is gone, and NCCL does not know which.
 const REMOTE_ERROR: c_int = 6;
+/// For a call of NCCL that has no way to be interrupted.
+const LAST_CALL: Duration = Duration::from_secs(3);
 /// How long a rank that only knows that it waits in vain waits for somebody to say why.
 const EXPLANATION: Duration = Duration::from_secs(1);
 
@@ -112,12 +116,42 @@ impl NcclComm {
 
     /// Aborts the communicator, once.
     pub(super) fn free(&mut self) {
+        let abort = self.symbols.comm_abort;
+        if let Some(error) = self.let_go("abort", abort) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Hands the communicator to `last`, the last call that it sees, and waits for that call as long as a peer may be
+    /// expected to take: within a host NCCL joins threads that serve peers, which end when these let go as well. A call
+    /// that takes longer goes on by itself, with the stream that it may still use. Returns what went wrong.
+    pub(super) fn let_go(
+        &mut self,
+        what: &str,
+        last: unsafe extern "C" fn(RawComm) -> c_int,
+    ) -> Option<Error> {
         let comm = std::mem::replace(&mut self.comm, ptr::null_mut());
-        if !comm.is_null() {
-            // SAFETY: it was neither aborted nor destroyed before: whoever does either leaves a null behind.
-            let code = unsafe { (self.symbols.comm_abort)(comm) };
-            if let Some(error) = self.refused("abort", code) {
-                tracing::warn!("{error}");
+        if comm.is_null() {
+            return None;
+        }
+        let address = comm.expose_provenance();
+        let (done, outcome) = channel();
+        // SAFETY: it was neither aborted nor destroyed before: whoever does either leaves a null behind. NCCL takes the call
+        // from any thread, and no other call is made meanwhile.
+        let call = move || unsafe { last(ptr::with_exposed_provenance_mut(address)) };
+        let started = std::thread::Builder::new().name("burn-ddp-nccl".into()).spawn(move || {
+            let _ = done.send(call());
+        });
+        let code = match started {
+            Ok(_) => outcome.recv_timeout(LAST_CALL).ok(),
+            Err(_) => Some(call()),
+        };
+        match code {
+            Some(code) => self.refused(what, code),
+            None => {
+                self.released = false;
+                let text = format!("{what} on {} has not ended within {LAST_CALL:?}; left behind", self.rank);
+                Some(Error::new(ErrorKind::Timeout, text))
             }
         }
     }

@@ -10,11 +10,12 @@ mod fake;
 #[allow(unexpected_cfgs, reason = "a file of burn-ddp, which has a launcher")]
 #[path = "../../../burn-ddp/tests/harness.rs"]
 mod harness;
+mod last_calls;
 mod node;
 mod states;
 
 #[test]
 #[ignore = "not a test: the entry of the processes that tests launch"]
 fn rank_process() {
-    harness::run_case(&[collectives::CASES, failures::CASES, states::CASES].concat());
+    harness::run_case(&[collectives::CASES, failures::CASES, last_calls::CASES, states::CASES].concat());
 }

@@ -53,6 +53,9 @@ pub struct Script {
     /// The work on the queue.
     pub collective: Step,
     pub finalize: Step,
+    /// Ends, or never: as NCCL's does while a peer of the same host has not begun its own.
+    pub abort: Step,
+    pub destroy: Step,
 }
 
 static SCRIPT: Mutex<Option<Script>> = Mutex::new(None);
@@ -223,12 +226,24 @@ unsafe extern "C" fn comm_finalize(handle: RawComm) -> c_int {
 unsafe extern "C" fn comm_destroy(handle: RawComm) -> c_int {
     note("destroy");
     freed(handle);
+    never(script().destroy);
     SUCCESS
+}
+
+/// Does not come back if `step` says so.
+fn never(step: Step) {
+    if step == Step::Never {
+        loop {
+            std::thread::park();
+        }
+    }
 }
 
 unsafe extern "C" fn comm_abort(handle: RawComm) -> c_int {
     note("abort");
-    freed(handle).abort();
+    let comm = freed(handle);
+    never(script().abort);
+    comm.abort();
     SUCCESS
 }
 

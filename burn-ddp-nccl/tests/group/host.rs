@@ -1,5 +1,6 @@
 //! Groups whose "device" is host memory.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +10,7 @@ use burn_backend::read_sync;
 use burn_ddp::communicator::{AnyTensor, Layout};
 use burn_ddp::{CommunicatorKind, Ddp, Error, ErrorKind, GroupOptions, ProcessGroup, RankInfo, Result};
 use burn_ddp_nccl::device::DeviceInfo;
-use burn_ddp_nccl::library::{Symbols, Version};
+use burn_ddp_nccl::library::{RawStream, Symbols, Version};
 use burn_ddp_nccl::{DeviceAccess, DeviceBuffer, Fence, NcclFactory, Queue};
 use burn_flex::Flex;
 
@@ -95,6 +96,26 @@ unsafe impl DeviceAccess<B> for HostAccess {
     }
 }
 
+/// Whether the queue of the next collective panics.
+pub static PANIC_AT_MARK: AtomicBool = AtomicBool::new(false);
+
+struct HostQueue(FakeQueue);
+
+impl Queue for HostQueue {
+    fn raw(&self) -> RawStream {
+        self.0.raw()
+    }
+
+    fn mark(&mut self) -> Result<()> {
+        assert!(!PANIC_AT_MARK.load(Ordering::SeqCst), "asked to panic");
+        self.0.mark()
+    }
+
+    fn reached(&mut self) -> Result<bool> {
+        self.0.reached()
+    }
+}
+
 /// The group of the environment: over the fake, or over TCP where the argument begins with "host".
 pub fn group() -> Result<ProcessGroup<B>> {
     if crate::harness::argument().starts_with("host") {
@@ -119,7 +140,7 @@ pub fn over_fake_wishing(
 ) -> Result<ProcessGroup<B>> {
     let (info, options) = (RankInfo::from_env()?, GroupOptions::from_env()?);
     let device = DeviceInfo { ordinal: 0, name: "a fake".into(), uuid: [uuid; 16] };
-    let queue = Arc::new(|| Ok(Box::new(FakeQueue::new()) as Box<dyn Queue>));
+    let queue = Arc::new(|| Ok(Box::new(HostQueue(FakeQueue::new())) as Box<dyn Queue>));
     // SAFETY: the fake keeps NCCL's contract, and its device is host memory.
     let factory = unsafe { NcclFactory::new(HostAccess, wish, device, nccl, queue) };
     ProcessGroup::with_factory(info, options, &Default::default(), Arc::new(factory))

@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "memory goes to NCCL by its address")]
 
 mod collectives;
+mod endings;
 mod failures;
 #[path = "../fake/mod.rs"]
 mod fake;
@@ -18,5 +19,7 @@ mod training;
 #[test]
 #[ignore = "not a test: the entry of the processes that tests launch"]
 fn rank_process() {
-    harness::run_case(&[collectives::CASES, failures::CASES, startup::CASES, training::CASES].concat());
+    harness::run_case(
+        &[collectives::CASES, endings::CASES, failures::CASES, startup::CASES, training::CASES].concat(),
+    );
 }

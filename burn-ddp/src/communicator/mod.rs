@@ -185,6 +185,10 @@ pub trait Communicator<B: Backend>: Send + Sync + 'static {
 pub trait Engine {
     /// Runs `operation` on `staged` and returns the result's memory.
     fn run(&mut self, operation: Operation, staged: Staged) -> Result<Staged>;
+
+    /// The group has ended and nothing more will be run. Whoever holds something that peers wait for lets go of it, though
+    /// this rank may be busy elsewhere.
+    fn abandon(&mut self) {}
 }
 
 /// Makes the two halves for a group, and for each group that is split off it. Who implements it brings a communicator

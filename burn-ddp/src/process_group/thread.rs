@@ -15,8 +15,15 @@ struct Job {
     reply: Sender<Result<Staged>>,
 }
 
+enum Message {
+    Run(Job),
+    /// The group has ended, which an idle thread would not notice.
+    Ended,
+    Leave,
+}
+
 pub(super) struct CommunicationThread {
-    jobs: Option<Sender<Job>>,
+    messages: Sender<Message>,
     unfinished: Arc<AtomicUsize>,
     liveness: Liveness,
     handle: Option<JoinHandle<()>>,
@@ -28,7 +35,7 @@ impl CommunicationThread {
         open: impl FnOnce() -> Result<Box<dyn Engine>> + Send + 'static,
         liveness: Liveness,
     ) -> Result<Self> {
-        let (jobs, queue) = channel();
+        let (messages, queue) = channel();
         let (opened, open_result) = channel();
         let unfinished = Arc::new(AtomicUsize::new(0));
         let (counter, life) = (unfinished.clone(), liveness.clone());
@@ -46,7 +53,9 @@ impl CommunicationThread {
             .name("burn-ddp-comm".into())
             .spawn(run)
             .map_err(|error| Error::io("cannot start the communication thread", error))?;
-        let thread = Self { jobs: Some(jobs), unfinished, liveness, handle: Some(handle) };
+        let ended = messages.clone();
+        liveness.subscribe(move || drop(ended.send(Message::Ended)));
+        let thread = Self { messages, unfinished, liveness, handle: Some(handle) };
         match open_result.recv() {
             Ok(opened) => opened.map(|()| thread),
             Err(_) => Err(Error::new(ErrorKind::Aborted, "the communication thread panicked at its start")),
@@ -58,9 +67,7 @@ impl CommunicationThread {
         let (reply, result) = channel();
         self.unfinished.fetch_add(1, Ordering::SeqCst);
         // A thread that is gone drops the job and with it `reply`, which the waiter reports.
-        if let Some(jobs) = &self.jobs {
-            let _ = jobs.send(Job { operation, staged, reply });
-        }
+        let _ = self.messages.send(Message::Run(Job { operation, staged, reply }));
         result
     }
 }
@@ -76,8 +83,21 @@ impl Drop for Guard<'_> {
     }
 }
 
-fn serve(mut engine: Box<dyn Engine>, queue: &Receiver<Job>, liveness: &Liveness, unfinished: &AtomicUsize) {
-    for Job { operation, staged, reply } in queue {
+fn serve(
+    mut engine: Box<dyn Engine>,
+    queue: &Receiver<Message>,
+    liveness: &Liveness,
+    unfinished: &AtomicUsize,
+) {
+    for message in queue {
+        let Job { operation, staged, reply } = match message {
+            Message::Run(job) => job,
+            Message::Ended => {
+                engine.abandon();
+                continue;
+            }
+            Message::Leave => return,
+        };
         let result = match liveness.check() {
             Ok(()) => engine.run(operation, staged).inspect_err(|error| {
                 liveness.fail(error.clone());
@@ -99,7 +119,7 @@ impl Drop for CommunicationThread {
                 format!("the group was dropped with {left} unfinished collectives: wait for each `Work`"),
             ));
         }
-        self.jobs = None;
+        let _ = self.messages.send(Message::Leave);
         if let Some(handle) = self.handle.take() {
             // A panic of that thread has already shown itself as an error of every waiter.
             let _ = handle.join();

@@ -1,0 +1,82 @@
+//! What becomes of NCCL and of its memory when a group ends where nobody waits for it.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Tensor;
+use burn_ddp::{ReduceOp, Result};
+
+use crate::fake::{self, Script, Step};
+use crate::harness::{Case, Launch};
+use crate::host::{B, PANIC_AT_MARK, events, group};
+
+pub const CASES: &[(&str, Case)] =
+    &[("idle", idle), ("abort that hangs", abort_that_hangs), ("panic", panic)];
+
+fn sum(group: &burn_ddp::ProcessGroup<B>) -> burn_ddp::Work<Tensor<B, 1>> {
+    group.all_reduce(Tensor::ones([4], group.device()), ReduceOp::Sum)
+}
+
+/// Rank 0 ends the group while rank 1 is busy in its own code.
+fn idle() -> Result<String> {
+    let group = group()?;
+    sum(&group).wait()?;
+    if group.rank().is_root() {
+        group.abort("enough");
+    }
+    let end = Instant::now() + Duration::from_secs(10);
+    while !events().contains(&"abort") {
+        assert!(Instant::now() < end, "an idle rank keeps its communicator");
+        std::thread::yield_now();
+    }
+    Ok(sum(&group).wait().expect_err("the group has ended").to_string())
+}
+
+#[test]
+fn a_rank_that_is_busy_elsewhere_lets_go_of_nccl_when_the_group_ends() {
+    for text in Launch::new("idle", 2).succeed() {
+        assert!(text.contains("enough"), "{text}");
+    }
+}
+
+/// NCCL comes back neither from the collective nor from the abort.
+fn abort_that_hangs() -> Result<String> {
+    let group = group()?;
+    group.barrier()?;
+    fake::play(Script { collective: Step::Never, abort: Step::Never, ..Script::default() });
+    let error = sum(&group).wait().expect_err("it never ends").to_string();
+    let events = events();
+    assert!(events.contains(&"abort") && !events.contains(&"memory"), "{events:?}");
+    drop(group);
+    Ok(error)
+}
+
+#[test]
+fn memory_that_nccl_may_still_write_to_is_never_given_back() {
+    let start = Instant::now();
+    for text in Launch::new("abort that hangs", 2).env("BURN_DDP_TIMEOUT", 1).succeed() {
+        assert!(text.contains("all_reduce"), "{text}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+/// The communication thread panics with a collective in flight.
+fn panic() -> Result<String> {
+    let group = group()?;
+    group.barrier()?;
+    PANIC_AT_MARK.store(group.rank().is_root(), Ordering::SeqCst);
+    let error = sum(&group).wait().expect_err("no result of a thread that panicked").to_string();
+    if group.rank().is_root() {
+        let events = events();
+        let at = |name| events.iter().position(|event| *event == name);
+        assert!(at("abort") < at("memory") && at("abort").is_some(), "{events:?}");
+    }
+    Ok(error)
+}
+
+#[test]
+fn a_panic_of_the_communication_thread_aborts_before_it_gives_memory_back() {
+    for text in Launch::new("panic", 2).succeed() {
+        assert!(text.contains("the communication thread panicked: asked to panic"), "{text}");
+    }
+}
