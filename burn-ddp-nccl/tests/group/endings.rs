@@ -65,7 +65,10 @@ fn panic() -> Result<String> {
     let group = group()?;
     group.barrier()?;
     PANIC_AT_MARK.store(group.rank().is_root(), Ordering::SeqCst);
-    let error = sum(&group).wait().expect_err("no result of a thread that panicked").to_string();
+    // Rank 1 may have its result: all that it needs of rank 0 was sent before the panic.
+    let first = sum(&group).wait();
+    assert!(first.is_err() || !group.rank().is_root(), "no result of a thread that panicked");
+    let error = sum(&group).wait().expect_err("the group has ended").to_string();
     if group.rank().is_root() {
         let events = events();
         let at = |name| events.iter().position(|event| *event == name);
