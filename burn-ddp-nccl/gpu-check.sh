@@ -2,7 +2,7 @@
 # What can be shown on a GPU only: burn-ddp-nccl/gpu-check.sh [DIR]
 #
 # Runs prebuilt programs of DIR (target/release, or target/debug) on this machine, the most telling first, each with a limit
-# of its own, and prints a table. Exit code: the number of parts that failed; 2 and one line, without a table, where something is missing.
+# of its own, and prints a table. Exit code: 1 if a part failed; 2 and one line, without a table, where something is missing.
 # To build for a machine with CUDA 12.8 or later, also where there is none:
 #
 #   export CUDARC_CUDA_VERSION=12080
@@ -116,8 +116,8 @@ echo "programs $dir"
 cd "$tmp" || exit 1
 printf '[autotune]\ncache = "local"\n[compilation]\ncache = "local"\n' >cubecl.toml
 
-declare -A limit=([collectives]=30 [group]=60 [order]=70 [abort]=25 [gpt_first]=75 [gpt]=42 [cost]=30)
-sum=$((limit[collectives] + limit[group] + limit[order] + limit[abort] + limit[gpt_first] + 4 * limit[gpt] + limit[cost]))
+declare -A limit=([collectives]=30 [group]=50 [order]=60 [abort]=25 [gpt_first]=75 [gpt]=36 [cost]=45)
+sum=$((limit[collectives] + limit[group] + limit[order] + limit[abort] + limit[gpt_first] + 5 * limit[gpt] + limit[cost]))
 if [ "$gpus" -ge 2 ]; then
   limit[ring]=60
   sum=$((sum + 3 * limit[ring]))
@@ -131,6 +131,9 @@ row() {
   rows+=("$(printf '%-22s | %-4s | %7s | %s' "$1" "$2" "$3" "$4")")
   [ "$2" = PASS ] || failed=$((failed + 1))
 }
+
+# A launcher writes the rank in front of each line.
+said() { grep -E "$1" "^(\[[^]]*\] )?$2 " "$tmp/log"; }
 
 # part NAME LIMIT PROGRAM ARGUMENTS..: a row, with the output in $tmp/log.
 part() {
@@ -153,15 +156,15 @@ part() {
       verdict=PASS
       line=$(tail -n 1 "$tmp/log")
       if [ "$program" = nccl_check ]; then
-        line="$(grep -c '^PASS' "$tmp/log") checks"
+        line="$(said -c PASS) checks"
         # A program that ends without a word has checked nothing.
-        if ! grep -q '^PASS' "$tmp/log" || grep -q '^FAIL' "$tmp/log"; then
-          verdict=FAIL line="exit code 0, but: $line passed, $(grep -c '^FAIL' "$tmp/log") failed"
+        if ! said -q PASS || said -q FAIL; then
+          verdict=FAIL line="exit code 0, but: $line passed, $(said -c FAIL) failed"
         fi
       fi
       ;;
     *)
-      line=$(grep -m 1 '^FAIL' "$tmp/log" || tail -n 1 "$tmp/log")
+      line=$(said -m1 FAIL || tail -n 1 "$tmp/log")
       line="exit code $code: $line"
       ;;
   esac
@@ -173,10 +176,10 @@ part group "${limit[group]}" nccl_check group
 part order "${limit[order]}" nccl_check order
 part abort "${limit[abort]}" nccl_check abort
 
-# gpt NAME LIMIT
+# gpt NAME LIMIT STEPS
 gpt() {
   part "gpt $1" "$2" gpt --backend cuda --layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 \
-    --batch-size "$batch" --total-batch-tokens $((batch * 1024)) --steps "${GPU_CHECK_STEPS:-35}" \
+    --batch-size "$batch" --total-batch-tokens $((batch * 1024)) --steps "$3" \
     --log-json "$tmp/${1// /-}.json"
 }
 # The median step of a run in ms, without the first ten.
@@ -191,12 +194,15 @@ apart() {
     awk 'NF == 2 { d = $1 - $2; if (d < 0) d = -d; if (d > most) most = d; n++ } END { if (n) printf "%.9g", most }'
 }
 batch=${GPU_CHECK_BATCH:-8}
+steps=${GPU_CHECK_STEPS:-35}
+# Kernels are chosen and compiled, which no other run has to wait for then.
+gpt "warm-up" "${limit[gpt_first]}" 3
 # Plain and NCCL in turns, so that what drifts with time (clocks, temperature) meets both alike.
-gpt "plain 1" "${limit[gpt_first]}"
-BURN_DDP_CONNECT_ALONE=1 BURN_DDP_COMM=nccl gpt "nccl 1" "${limit[gpt]}"
-gpt "plain 2" "${limit[gpt]}"
-BURN_DDP_CONNECT_ALONE=1 BURN_DDP_COMM=nccl gpt "nccl 2" "${limit[gpt]}"
-BURN_DDP_CONNECT_ALONE=1 BURN_DDP_COMM=host gpt "host" "${limit[gpt]}"
+gpt "plain 1" "${limit[gpt]}" "$steps"
+BURN_DDP_CONNECT_ALONE=1 BURN_DDP_COMM=nccl gpt "nccl 1" "${limit[gpt]}" "$steps"
+gpt "plain 2" "${limit[gpt]}" "$steps"
+BURN_DDP_CONNECT_ALONE=1 BURN_DDP_COMM=nccl gpt "nccl 2" "${limit[gpt]}" "$steps"
+BURN_DDP_CONNECT_ALONE=1 BURN_DDP_COMM=host gpt "host" "${limit[gpt]}" "$steps"
 times=() complete=yes
 for run in plain-1 nccl-1 plain-2 nccl-2; do
   time=$(median "$tmp/$run.json")
@@ -212,11 +218,12 @@ if [ -n "$complete" ]; then
       (ratio <= 1.02 ? "PASS" : "FAIL"), plain, a, b, nccl, x, y, ratio, beside
   }')
   row "gpt cost of a group" "${compared%% *}" - "${compared#* }"
-  # Kernels may be chosen anew in each run; then two plain runs differ as well, and NCCL may differ as they do.
+  # Kernels may be chosen anew in each run; then two plain runs differ as well, and NCCL may differ as they do. Where they do
+  # not, a gradient that went through a bucket may still be fused with other operations, and round elsewhere.
   plain=$(apart "$tmp/plain-1.json" "$tmp/plain-2.json") nccl=$(apart "$tmp/plain-1.json" "$tmp/nccl-1.json")
   verdict=$(awk -v plain="$plain" -v nccl="$nccl" \
-    'BEGIN { print (plain != "" && nccl != "" && nccl + 0 <= 10 * plain) ? "PASS" : "FAIL" }')
-  row "gpt losses" "$verdict" - "largest difference, NCCL to plain: ${nccl:-unknown}; plain to plain: ${plain:-unknown} (10 times that is allowed)"
+    'BEGIN { print (plain != "" && nccl != "" && (nccl + 0 <= 10 * plain || nccl + 0 <= 1e-4)) ? "PASS" : "FAIL" }')
+  row "gpt losses" "$verdict" - "largest difference, NCCL to plain: ${nccl:-unknown}; plain to plain: ${plain:-unknown} (10 times that, or 0.0001, is allowed)"
 else
   row "gpt cost of a group" FAIL - "a run has no steps after the tenth"
   row "gpt losses" FAIL - "a run has no steps after the tenth"
@@ -234,4 +241,4 @@ echo
 printf '%-22s | %-4s | %7s | %s\n' part "" seconds ""
 printf '%s\n' "${rows[@]}"
 echo "$failed of ${#rows[@]} failed"
-exit "$failed"
+[ "$failed" = 0 ]

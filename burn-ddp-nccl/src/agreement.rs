@@ -12,29 +12,11 @@ pub(crate) struct Record {
     pub(crate) host: String,
     pub(crate) device: DeviceInfo,
     /// What was asked for.
-    pub(crate) kind: Kind,
+    pub(crate) kind: CommunicatorKind,
     /// The NCCL it has, or why it has none.
     pub(crate) nccl: Result<Version, String>,
     /// Rank 0's, if it has NCCL: under which the ranks meet in it.
     pub(crate) id: Option<Vec<u8>>,
-}
-
-/// [`CommunicatorKind`] on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kind {
-    Auto,
-    Nccl,
-    Host,
-}
-
-impl From<CommunicatorKind> for Kind {
-    fn from(kind: CommunicatorKind) -> Self {
-        match kind {
-            CommunicatorKind::Auto => Self::Auto,
-            CommunicatorKind::Nccl => Self::Nccl,
-            CommunicatorKind::Host => Self::Host,
-        }
-    }
 }
 
 /// How the tensors of a group travel.
@@ -62,7 +44,7 @@ pub(crate) fn decide(records: &[Record]) -> Result<Way> {
             ),
         ));
     }
-    if first.kind == Kind::Host {
+    if first.kind == CommunicatorKind::Host {
         return Ok(Way::Host(None));
     }
     if let Some((one, other)) = on_one_device(records) {
@@ -92,7 +74,9 @@ pub(crate) fn decide(records: &[Record]) -> Result<Way> {
     };
     match (problem, first.kind) {
         (None, _) => Ok(Way::Nccl),
-        (Some(problem), Kind::Nccl) => Err(Error::config(format!("BURN_DDP_COMM=nccl: {problem}"))),
+        (Some(problem), CommunicatorKind::Nccl) => {
+            Err(Error::config(format!("BURN_DDP_COMM=nccl: {problem}")))
+        }
         (Some(problem), _) => Ok(Way::Host(Some(problem))),
     }
 }
@@ -114,7 +98,7 @@ mod tests {
         Record {
             host: host.into(),
             device: DeviceInfo { ordinal: 0, name: "H200".into(), uuid: [device; 16] },
-            kind: Kind::Auto,
+            kind: CommunicatorKind::Auto,
             nccl: Ok(Version { major: 2, minor: 27, patch: 5 }),
             id: None,
         }
@@ -132,7 +116,7 @@ mod tests {
         }
         assert_eq!(decide(&[record("h1", 0), record("h2", 0)]).unwrap(), Way::Nccl);
         let mut shared = [record("h", 0), record("h", 0)];
-        shared.iter_mut().for_each(|record| record.kind = Kind::Host);
+        shared.iter_mut().for_each(|record| record.kind = CommunicatorKind::Host);
         assert_eq!(decide(&shared).unwrap(), Way::Host(None));
     }
 
@@ -142,9 +126,9 @@ mod tests {
         records[1].nccl = Err("libnccl.so.2 not found".into());
         let Way::Host(Some(reason)) = decide(&records).unwrap() else { panic!("no NCCL on rank 1") };
         assert!(reason.contains("rank 1 on b has no NCCL: libnccl.so.2 not found"), "{reason}");
-        records.iter_mut().for_each(|record| record.kind = Kind::Nccl);
+        records.iter_mut().for_each(|record| record.kind = CommunicatorKind::Nccl);
         assert!(text(&records).starts_with("BURN_DDP_COMM=nccl: rank 1 on b has no NCCL"));
-        records[0].kind = Kind::Auto;
+        records[0].kind = CommunicatorKind::Auto;
         assert!(text(&records).contains("rank 0 has Auto, rank 1 has Nccl"));
     }
 

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code)]
 
-use burn_ddp::{Error, ErrorKind, Result};
+use burn_ddp::{CommunicatorKind, Error, ErrorKind, Result};
 use cudarc::driver::{DriverError, result, sys};
 use serde::{Deserialize, Serialize};
 
@@ -71,20 +71,24 @@ fn none_visible() -> Error {
 }
 
 /// The ordinal of the device that `local_rank` of `local_world_size` ranks on this host drives: device `local_rank`, or
-/// the only one of `visible` where each rank is shown its own.
+/// the only one of `visible` where each rank is shown its own. With `kind` `Host` ranks may share devices.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] when there are fewer devices than ranks.
-pub fn ordinal_of(local_rank: usize, local_world_size: usize, visible: usize) -> Result<usize> {
-    if visible == 1 {
+pub fn ordinal_of(
+    local_rank: usize,
+    local_world_size: usize,
+    visible: usize,
+    kind: CommunicatorKind,
+) -> Result<usize> {
+    if visible == 1 || kind == CommunicatorKind::Host {
         // Whether the ranks of this host share it shows when they compare.
-        return Ok(0);
+        return Ok(local_rank % visible.max(1));
     }
     if local_world_size > visible || local_rank >= visible {
         return Err(Error::config(format!(
-            "{} ranks on this host are more than its {visible} visible devices ({local_world_size} > {visible}): start fewer, or \
-             widen CUDA_VISIBLE_DEVICES",
-            local_world_size
+            "{local_world_size} ranks on this host are more than its {visible} visible devices \
+             ({local_world_size} > {visible}): start fewer, widen CUDA_VISIBLE_DEVICES, or set BURN_DDP_COMM=host to share them"
         )));
     }
     Ok(local_rank)
@@ -96,9 +100,11 @@ mod tests {
 
     #[test]
     fn a_rank_drives_the_device_of_its_number_or_the_only_one() {
+        let ordinal_of = |rank, size, visible| ordinal_of(rank, size, visible, CommunicatorKind::Auto);
         assert_eq!(ordinal_of(2, 4, 4).unwrap(), 2);
         assert_eq!(ordinal_of(1, 2, 8).unwrap(), 1);
         assert_eq!(ordinal_of(3, 4, 1).unwrap(), 0);
+        assert_eq!(super::ordinal_of(3, 4, 2, CommunicatorKind::Host).unwrap(), 1);
         for (local_rank, size) in [(0, 3), (2, 3), (2, 2)] {
             let error = ordinal_of(local_rank, size, 2).unwrap_err();
             assert_eq!(error.exit_code(), 2);

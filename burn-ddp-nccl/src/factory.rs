@@ -7,9 +7,7 @@
 use std::sync::Arc;
 
 use burn::tensor::backend::Backend;
-use burn_ddp::communicator::{
-    CommunicatorFactory, Engine, HostCommunicator, HostEngine, Meeting, Opened, Operation,
-};
+use burn_ddp::communicator::{CommunicatorFactory, Engine, HostCommunicator, HostEngine, Meeting, Opened};
 use burn_ddp::deadline::Deadline;
 use burn_ddp::{CommunicatorKind, Error, ErrorKind, Result};
 
@@ -57,7 +55,7 @@ impl<A> NcclFactory<A> {
         let record = Record {
             host: hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default(),
             device: self.device.clone(),
-            kind: self.kind.into(),
+            kind: self.kind,
             nccl: self.nccl.as_ref().map(|(_, version)| *version).map_err(ToString::to_string),
             id: id.map(|id| id.as_bytes().to_vec()),
         };
@@ -76,7 +74,7 @@ impl<B: Backend, A: DeviceAccess<B> + Clone> CommunicatorFactory<B> for NcclFact
         let records = self.exchange(info.rank.is_root(), &mut host, deadline)?;
         let way = decide(&records).inspect_err(|_| {
             // All ranks find it alike: none leaves, and is taken for the cause, before each holds the error itself.
-            let _ = host.run(Operation::Barrier, Vec::new());
+            let _ = host.exchange(&[], deadline);
         })?;
         let symbols = match (way, &self.nccl) {
             (Way::Nccl, Ok((symbols, _))) => *symbols,

@@ -42,11 +42,11 @@ where
 /// # Errors
 ///
 /// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) without driver or device, with fewer devices than ranks on this
-/// host, and with `BURN_DDP_COMM=nccl` without NCCL.
+/// host.
 pub fn local_device<B: NcclBackend>() -> Result<B::Device> {
-    let info = RankInfo::from_env()?;
-    let (devices, _) = look_around(GroupOptions::from_env()?.communicator)?;
-    ordinal_of(info.local_rank, info.local_world_size, devices.len()).map(B::device)
+    let (info, kind) = (RankInfo::from_env()?, GroupOptions::from_env()?.communicator);
+    let (devices, _) = look_around(kind)?;
+    ordinal_of(info.local_rank, info.local_world_size, devices.len(), kind).map(B::device)
 }
 
 /// The group that the process environment describes, like [`ProcessGroup::from_env`], with tensors on `device` reduced by
@@ -84,6 +84,9 @@ pub fn process_group_with<B: NcclBackend>(
             devices.len()
         )));
     }
+    if let (Err(error), CommunicatorKind::Nccl, 1) = (&library, options.communicator, info.world_size) {
+        return Err(error.context("BURN_DDP_COMM=nccl"));
+    }
     let driven = devices.swap_remove(ordinal);
     tracing::info!("{} drives {} (cuda:{ordinal}, {})", info.rank, driven.name, driven.uuid_text());
     let nccl = library.map(|library| (library.symbols(), library.version()));
@@ -95,7 +98,8 @@ pub fn process_group_with<B: NcclBackend>(
     ProcessGroup::with_factory(info, options, device, Arc::new(factory))
 }
 
-/// The devices and, where it is wanted, NCCL. Whoever asks for NCCL learns all that is missing at once.
+/// The devices and, where it is wanted, NCCL. Whoever asks for NCCL and has no device learns all that is missing at once;
+/// a rank that lacks NCCL alone can still meet the others and tell them.
 fn look_around(kind: CommunicatorKind) -> Result<(Vec<DeviceInfo>, Result<Library>)> {
     let library = match kind {
         CommunicatorKind::Host => Err(Error::config("BURN_DDP_COMM=host")),
@@ -106,7 +110,6 @@ fn look_around(kind: CommunicatorKind) -> Result<(Vec<DeviceInfo>, Result<Librar
             Err(Error::config(format!("BURN_DDP_COMM=nccl: {device}; {nccl}")))
         }
         (Err(error), _) => Err(error),
-        (Ok(_), Err(error)) if kind == CommunicatorKind::Nccl => Err(error.context("BURN_DDP_COMM=nccl")),
         (Ok(devices), _) => Ok((devices, library)),
     }
 }

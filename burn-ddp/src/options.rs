@@ -6,12 +6,13 @@
 use std::time::Duration;
 
 use derive_new::new;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::rank::readable;
 
 /// What moves tensors between ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommunicatorKind {
     /// The fastest that all ranks have: NCCL where the group was made for it, else host memory.
     #[default]

@@ -45,6 +45,8 @@ impl Memory {
         let this = Self::new(bytes.len())?;
         // SAFETY: it has room for `bytes`.
         unsafe { result::memcpy_htod_sync(this.address, bytes) }.map_err(failed("cuMemcpyHtoD"))?;
+        // The copy may only be staged when the call returns, and NCCL's stream does not wait for it.
+        result::ctx::synchronize().map_err(failed("cuCtxSynchronize"))?;
         Ok(this)
     }
 
