@@ -25,7 +25,7 @@ dir=$(realpath -m "$dir")
 # The environment of a launcher, or of somebody's last experiment, would change what is measured.
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT BURN_DDP_COMM BURN_DDP_CONNECT_ALONE
 
-tmp=$(mktemp -d)
+tmp=$(mktemp -d) || exit 2
 trap 'rm -rf "$tmp"' EXIT
 
 first() {

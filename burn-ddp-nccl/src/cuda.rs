@@ -34,6 +34,7 @@ use burn_ddp::{Ddp, Error, ErrorKind, Result};
 use burn_fusion::stream::OperationStreams;
 use burn_fusion::{Fusion, NoOp};
 use burn_ir::{InitOperationIr, OperationIr};
+use cubecl::cuda::install::cuda_path;
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::future::block_on;
 use cubecl::prelude::ComputeClient;
@@ -135,6 +136,10 @@ impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend for CubeBacken
     fn device(ordinal: usize) -> CudaDevice {
         CudaDevice::new(ordinal)
     }
+
+    fn missing() -> Vec<String> {
+        missing_compiler()
+    }
 }
 
 impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend
@@ -149,6 +154,30 @@ impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend
     fn device(ordinal: usize) -> CudaDevice {
         CudaDevice::new(ordinal)
     }
+
+    fn missing() -> Vec<String> {
+        missing_compiler()
+    }
+}
+
+/// What Burn compiles its kernels with when they run first; without it cubecl panics in a thread of its own.
+fn missing_compiler() -> Vec<String> {
+    let mut missing = Vec::new();
+    // SAFETY: only tries to load the library, whose initializers are NVIDIA's.
+    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
+        missing.push(
+            "no CUDA compiler: libnvrtc.so cannot be loaded; install the CUDA toolkit, or have its folder in LD_LIBRARY_PATH"
+                .into(),
+        );
+    }
+    let path = cuda_path();
+    if !path.as_ref().is_some_and(|path| path.join("include/cuda_runtime.h").exists()) {
+        let place = path.map_or("nowhere".into(), |path| path.display().to_string());
+        missing.push(format!(
+            "no CUDA headers: include/cuda_runtime.h was looked for in {place}; set CUDA_PATH to the CUDA toolkit"
+        ));
+    }
+    missing
 }
 
 /// Reaches the tensors of every [`CudaBackend`].

@@ -62,6 +62,19 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
     }
 }
 
+/// Makes the primary context of the device `ordinal`, in which Burn's tensors will live, for as long as the process does. A
+/// device that is full, or another process's alone, refuses it, and Burn would panic.
+pub(crate) fn make_context(ordinal: usize) -> Result<()> {
+    let made = result::device::get(ordinal as i32).and_then(|device| {
+        // SAFETY: the device is the driver's.
+        unsafe { result::primary_ctx::retain(device) }
+    });
+    made.map(drop).map_err(|error| {
+        let text = format!("cuda:{ordinal} cannot be used (nvidia-smi shows by whom it is)");
+        Error::with_source(ErrorKind::Device, text, error.to_string())
+    })
+}
+
 fn none_visible() -> Error {
     let mask = std::env::var("CUDA_VISIBLE_DEVICES");
     let mask = mask.map_or("not set".into(), |mask| format!("'{mask}'"));
@@ -85,10 +98,10 @@ pub fn ordinal_of(
         // Whether the ranks of this host share it shows when they compare.
         return Ok(local_rank % visible.max(1));
     }
-    if local_world_size > visible || local_rank >= visible {
+    let ranks = local_world_size.max(local_rank + 1);
+    if ranks > visible {
         return Err(Error::config(format!(
-            "{local_world_size} ranks on this host are more than its {visible} visible devices \
-             ({local_world_size} > {visible}): start fewer, widen CUDA_VISIBLE_DEVICES, or set BURN_DDP_COMM=host to share them"
+            "{ranks} ranks on this host are more than its {visible} visible devices ({ranks} > {visible}): start fewer, widen CUDA_VISIBLE_DEVICES, or set BURN_DDP_COMM=host to share them"
         )));
     }
     Ok(local_rank)

@@ -52,8 +52,9 @@ impl NcclEngine {
     fn collective(&mut self, operation: Operation, dtype: DType, bucket: &mut Bucket) -> Result<()> {
         bucket.wait_for_fence()?;
         self.start(operation, dtype, bucket)?;
-        self.host.announce(operation, dtype, bucket.elements(), bucket.division())?;
-        self.comm.wait(Deadline::after(self.timeout))
+        let deadline = Deadline::after(self.timeout);
+        self.host.announce(operation, dtype, bucket.elements(), bucket.division(), deadline)?;
+        self.comm.wait(deadline)
     }
 
     /// Ends the group because of `error`, which it returns; NCCL writes nowhere any more.

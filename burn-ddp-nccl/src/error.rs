@@ -27,7 +27,7 @@ fn meaning(code: c_int) -> (Option<&'static str>, Option<&'static str>) {
         2 => ("ncclSystemError", "network or shared memory: NCCL_DEBUG=WARN names the call"),
         3 => ("ncclInternalError", ""),
         4 => ("ncclInvalidArgument", ""),
-        5 => ("ncclInvalidUsage", "often two ranks on one device"),
+        5 => ("ncclInvalidUsage", "NCCL_DEBUG=WARN says of what"),
         6 => ("ncclRemoteError", "a peer died or lost its network: see the other ranks"),
         IN_PROGRESS => ("ncclInProgress", ""),
         8 => ("ncclTimeout", ""),

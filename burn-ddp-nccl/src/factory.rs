@@ -87,6 +87,7 @@ impl<B: Backend, A: DeviceAccess<B> + Clone> CommunicatorFactory<B> for NcclFact
                 return Ok(Opened { communicator: Box::new(HostCommunicator), engine });
             }
         };
+        tracing::info!(group = name, "{} of {}: tensors go by NCCL", info.rank, info.world_size);
         let id = records.first().and_then(|record| record.id.as_deref()).unwrap_or_default();
         let id = UniqueId::from_bytes(id)?;
         let (rank, world_size) = (info.rank, info.world_size);

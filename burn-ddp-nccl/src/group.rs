@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::backend::Backend;
 use burn_ddp::{CommunicatorKind, Ddp, Error, GroupOptions, ProcessGroup, RankInfo, Result};
 
-use crate::device::{DeviceInfo, devices, ordinal_of};
+use crate::device::{DeviceInfo, devices, make_context, ordinal_of};
 use crate::library::Library;
 use crate::{CudaQueue, DeviceAccess, NcclFactory, Queue};
 
@@ -20,6 +20,11 @@ pub trait NcclBackend: Backend {
 
     /// The GPU of this number.
     fn device(ordinal: usize) -> Self::Device;
+
+    /// What it needs on the machine besides driver and device, and does not find: a sentence for each.
+    fn missing() -> Vec<String> {
+        Vec::new()
+    }
 }
 
 impl<B: NcclBackend> NcclBackend for Ddp<B>
@@ -35,17 +40,25 @@ where
     fn device(ordinal: usize) -> Self::Device {
         B::device(ordinal)
     }
+
+    fn missing() -> Vec<String> {
+        B::missing()
+    }
 }
 
 /// The GPU that this process drives: number `LOCAL_RANK` of those that it sees, or the only one.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) without driver or device, with fewer devices than ranks on this
-/// host.
+/// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) without driver or device, without what the backend compiles its
+/// kernels with, and with fewer devices than ranks on this host.
 pub fn local_device<B: NcclBackend>() -> Result<B::Device> {
     let (info, kind) = (RankInfo::from_env()?, GroupOptions::from_env()?.communicator);
     let (devices, _) = look_around(kind)?;
+    let missing = B::missing();
+    if !missing.is_empty() {
+        return Err(Error::config(missing.join("; ")));
+    }
     ordinal_of(info.local_rank, info.local_world_size, devices.len(), kind).map(B::device)
 }
 
@@ -88,7 +101,11 @@ pub fn process_group_with<B: NcclBackend>(
         return Err(error.context("BURN_DDP_COMM=nccl"));
     }
     let driven = devices.swap_remove(ordinal);
+    make_context(ordinal)?;
     tracing::info!("{} drives {} (cuda:{ordinal}, {})", info.rank, driven.name, driven.uuid_text());
+    if let Ok(library) = &library {
+        tracing::info!("{} has NCCL {} ({})", info.rank, library.version(), library.path().display());
+    }
     let nccl = library.map(|library| (library.symbols(), library.version()));
     let queue = Arc::new(move || Ok(Box::new(CudaQueue::new(ordinal)?) as Box<dyn Queue>));
     // SAFETY: the symbols are those of a library that was looked into, the access is that of the backend, and the queue is

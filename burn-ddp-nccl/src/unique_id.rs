@@ -13,7 +13,7 @@ use crate::symbols::Symbols;
 const BYTES: usize = 128;
 
 /// What rank 0 obtains from NCCL and every rank hands to it: `ncclUniqueId`, 128 opaque bytes. Rank 0's travels to the
-/// others through the store of the group.
+/// others over the connections of the group.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; BYTES]);

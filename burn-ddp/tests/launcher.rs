@@ -164,6 +164,11 @@ fn a_rank_that_was_killed_is_the_cause_even_if_a_victim_left_first() {
     ended.expect_code(137);
     assert!(ended.err.contains("was killed by signal 9 (SIGKILL), after rank 0"), "{ended}");
     assert!(ended.err.ends_with("\nalso failed: rank 0 (exit code 8): peer 1 lost\n"), "{ended}");
+    // A victim may end by a signal too: it has chosen to, or it took its time.
+    for end in ["sleep 0.3; kill -ABRT $$", "sleep 2; kill -KILL $$"] {
+        let script = format!("[ $RANK = 0 ] && {{ echo why >&2; exit 8; }}\n{end}");
+        Launched::start(sh(&["-n", "2"], &script)).wait(10).expect_code(8);
+    }
 }
 
 #[test]

@@ -20,6 +20,10 @@ pub(super) struct Opened {
 impl Opened {
     /// Loads `name`, a path or what the linker is to search for; or the linker's reason.
     pub(super) fn new(name: &Path) -> Result<Self, String> {
+        // The linker would wait for a writer.
+        if std::fs::metadata(name).is_ok_and(|found| !found.is_file()) {
+            return Err(format!("{} is no regular file", name.display()));
+        }
         // SAFETY: loading runs the file's initializers; that this file is NCCL, whose initializers may run on any
         // thread, is what its user says by its name or by naming it.
         let handle = unsafe { libloading::Library::new(name) }

@@ -72,20 +72,25 @@ impl HostEngine {
     }
 
     /// Checks over the wire that all ranks start the same operation on `count` elements, for an engine that moves
-    /// them by other means, divided into tensors as `division` says; see [`Collectives::announce`].
+    /// them by other means, divided into tensors as `division` says; see [`Collectives::announce`]. They have to by
+    /// `deadline`.
+    #[allow(clippy::too_many_arguments, reason = "what is started, and until when")]
     pub fn announce(
         &mut self,
         operation: Operation,
         dtype: DType,
         count: usize,
         division: u64,
+        deadline: Deadline,
     ) -> Result<()> {
         let (reduce, root) = match operation {
             Operation::AllReduce(op) | Operation::ReduceScatter(op) => (Some(op), None),
             Operation::Broadcast(root) | Operation::GatherBytes(root) => (None, Some(root)),
             Operation::AllGather | Operation::AllGatherBytes | Operation::Barrier => (None, None),
         };
-        self.collectives.announce(operation.kind(), dtype, reduce, root, count, division)
+        self.collectives.within(deadline.remaining(), |all| {
+            all.announce(operation.kind(), dtype, reduce, root, count, division)
+        })
     }
 
     /// Lets `run` see all of `segments` as one run of elements.

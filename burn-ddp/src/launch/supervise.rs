@@ -2,16 +2,18 @@
 //!
 //! Its rules are few. The first failure gives the exit code, since it most often is the cause: the others get a
 //! moment to say what they saw, then SIGTERM, then SIGKILL. Those that fail in that moment by themselves are listed
-//! with it, for when the cause is among them. One of them takes its place: a rank that a signal killed, when the first
-//! left with a code. The kernel closes a process's connections before it tells its parent, so a peer may notice, report
-//! and leave in between. Every wait is bounded. The launcher leaves when nothing of the
+//! with it, for when the cause is among them. One of them takes its place: a rank that was killed or crashed within a second
+//! of the first, which left with a code. The kernel closes a process's connections before it tells its parent, so a peer may
+//! notice, report and leave in between. Every wait is bounded. The launcher leaves when nothing of the
 //! ranks is left, and only then says the last words.
 
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{
+    SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGUSR1, SIGUSR2,
+};
 
 use super::options::{Options, Tty};
 use super::plan::Plan;
@@ -22,8 +24,12 @@ use super::terminal::Terminal;
 use super::verdict::{self, AlsoFailed, Evidence};
 use crate::error::{Error, Result};
 
+/// How long the death of a rank may take from the moment in which its peers can notice it.
+const UNSEEN_DEATH: Duration = Duration::from_secs(1);
 /// How long a rank may take to die of SIGKILL.
 const DEATH: Duration = Duration::from_secs(2);
+/// Signals by which a process does not end because of another's end.
+const NOT_CHOSEN: [i32; 5] = [SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE];
 /// How long after the last rank its pipes may stay open, held by a process that left the rank's group.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
 /// The most that ended ranks can have left in one pipe, prefixes included; more comes from somebody alive.
@@ -109,8 +115,8 @@ struct Launch<'a> {
     options: &'a Options,
     ranks: Ranks,
     phase: Phase,
-    /// Index of the rank that failed first.
-    failed: Option<usize>,
+    /// Index of the rank that failed first, and when that was seen.
+    failed: Option<(usize, Instant)>,
     /// Those that failed before the others were asked to end.
     also_failed: Vec<(usize, End)>,
     /// The signal that stops the launch, and when it came.
@@ -211,7 +217,7 @@ impl Launch<'_> {
     fn on_failure(&mut self, index: usize, end: End) {
         match (self.phase, self.failed) {
             (Phase::Running, None) => {
-                self.failed = Some(index);
+                self.failed = Some((index, Instant::now()));
                 let others = self.ranks.running().count();
                 if others > 0 {
                     let seconds = self.options.report.as_secs_f32();
@@ -222,14 +228,16 @@ impl Launch<'_> {
                     self.phase = Phase::Reporting(Instant::now() + self.options.report);
                 }
             }
-            (Phase::Running | Phase::Reporting(_), Some(first)) => {
+            (Phase::Running | Phase::Reporting(_), Some((first, seen))) => {
                 self.ranks.notice(format!(
                     "{} {end}, after rank {}",
                     self.ranks.started[index].process, self.ranks.started[first].process.rank
                 ));
                 match (end, self.ranks.started[first].process.end) {
-                    (End::Signal(_), Some(code @ End::Code(_))) => {
-                        self.failed = Some(index);
+                    (End::Signal(signal), Some(code @ End::Code(_)))
+                        if NOT_CHOSEN.contains(&signal) && seen.elapsed() < UNSEEN_DEATH =>
+                    {
+                        self.failed = Some((index, seen));
                         self.also_failed.push((first, code));
                     }
                     _ => self.also_failed.push((index, end)),
@@ -342,7 +350,7 @@ impl Launch<'_> {
     }
 
     fn verdict(&self, plan: &Plan) -> Result<()> {
-        if let Some(index) = self.failed {
+        if let Some((index, _)) = self.failed {
             let also = self.also_failed.iter().map(|&(index, end)| {
                 let started = &self.ranks.started[index];
                 let line = started.tail.as_ref().and_then(|tail| tail.last());

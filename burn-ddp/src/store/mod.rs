@@ -1,7 +1,7 @@
 //! A small shared dictionary through which ranks find each other.
 //!
 //! It is the only thing ranks share before they are connected, so it can do little: set, get with a wait, and
-//! an atomic counter. Everything that start-up needs (addresses, an NCCL id, the decision that a rank is
+//! an atomic counter. Everything that start-up needs (addresses, the decision that a rank is
 //! taken twice) is said in these three words, which is why a group can be built over memory in tests, over
 //! TCP in production, and over a prefix of either for a group inside a group.
 

@@ -42,11 +42,6 @@ enum Part {
 }
 
 impl Part {
-    /// Whether it compiles kernels.
-    fn needs_compiler(self) -> bool {
-        matches!(self, Self::Group | Self::Order | Self::Cost)
-    }
-
     fn takes_several(self) -> bool {
         matches!(self, Self::Collectives | Self::Group)
     }
@@ -78,9 +73,6 @@ impl Machine {
         }
         let mut missing: Vec<String> = device.as_ref().err().map(Error::to_string).into_iter().collect();
         missing.extend(library.as_ref().err().map(Error::to_string));
-        if part.needs_compiler() {
-            missing.extend(memory::missing_compiler());
-        }
         if !missing.is_empty() {
             return Err(Error::config(missing.join("; ")));
         }

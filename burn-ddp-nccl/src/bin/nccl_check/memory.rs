@@ -16,19 +16,6 @@ use crate::Machine;
 /// Longest wait for what is meant to succeed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// What Burn's kernels cannot be compiled without.
-pub(crate) fn missing_compiler() -> Vec<String> {
-    let mut missing = Vec::new();
-    // SAFETY: only tries to load the library, whose initializers are NVIDIA's.
-    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
-        missing.push("libnvrtc.so cannot be loaded: install CUDA's runtime compiler".into());
-    }
-    if !cuda_path().is_some_and(|path| path.join("include/cuda_runtime.h").exists()) {
-        missing.push("include/cuda_runtime.h is not in CUDA_PATH: install CUDA's headers".into());
-    }
-    missing
-}
-
 pub(crate) fn failed(call: &str) -> impl Fn(DriverError) -> Error {
     move |error| Error::new(ErrorKind::Device, format!("{call} failed: {error:?}"))
 }
