@@ -12,6 +12,7 @@
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
 //! | `cuda` | no | tensors of `burn-cuda`, with or without its feature `fusion`, for [`process_group`] |
+//! | `check` | no | the program `nccl_check`, which `gpu-check.sh` runs on a machine with a GPU |
 //! | `tch` | no | CUDA tensors of LibTorch for [`process_group`]; needs a LibTorch to link |
 //!
 //! Without either the crate has NCCL itself ([`library`], [`NcclComm`]), which knows addresses, counts and types and

@@ -58,7 +58,9 @@ fn wrong(module: &str, name: &str) -> Option<String> {
     match (floor(module), floor(name)) {
         (Some(0), Some(0)) => None,
         (Some(upper), Some(lower)) if lower < upper => None,
-        (None, _) => Some(format!("{module} has no floor: give it one in this test and in the design")),
+        (None, _) => {
+            Some(format!("{module} has no floor: give it one in this test and in docs/architecture.md"))
+        }
         (_, None) => Some(format!("{module} uses {name}, which has no floor")),
         _ => Some(format!("{module} uses {name}, which does not stand below it")),
     }

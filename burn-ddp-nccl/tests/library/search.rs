@@ -96,7 +96,10 @@ fn no_library_is_a_line_with_everything_that_was_tried() {
 #[test]
 fn a_variable_that_names_no_library_is_the_error() {
     let names = without_nccl();
-    for file in [Path::new("/none/libnccl.so.2"), &names.path().join("libnccl.so.2"), names.path()] {
+    // The linker would wait for somebody to write into it.
+    let pipe = names.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+    for file in [Path::new("/none/libnccl.so.2"), &names.path().join("libnccl.so.2"), names.path(), &pipe] {
         let (code, error) = child::load(&[("BURN_DDP_NCCL_LIB", file)]).unwrap_err();
         assert_eq!(code, 2);
         let expected = format!("BURN_DDP_NCCL_LIB: cannot load NCCL from {}: ", file.display());

@@ -7,7 +7,6 @@ use burn_ddp::deadline::Deadline;
 use burn_ddp::transport::Liveness;
 use burn_ddp::{Error, ErrorKind, Rank, Result};
 use burn_ddp_nccl::{CudaQueue, NcclComm, Span, UniqueId};
-use cubecl::cuda::install::cuda_path;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{DriverError, result};
 
