@@ -175,6 +175,19 @@ fn the_backend_is_the_one_that_was_asked_for() {
 }
 
 #[test]
+fn which_device_a_rank_drives_is_on_record() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut logged = tiny(directory.path(), "--steps 1 --nproc 2");
+    logged.env("RUST_LOG", "burn_ddp=info");
+    let output = run(logged);
+    let log = String::from_utf8_lossy(&output.stderr);
+    for rank in 0..2 {
+        let line = format!("rank {rank} of 2: device Cpu");
+        assert_eq!(log.matches(&line).count(), 1, "{line}: {log}");
+    }
+}
+
+#[test]
 fn the_smallest_gpt_2_fits_the_default_text() {
     let flags = "--layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 --batch-size 1";
     let args = gpt::args::Args::parse_from(format!("gpt {flags}").split(' '));
