@@ -124,7 +124,8 @@ fn regret(call: &str, outcome: Result<(), DriverError>) {
     }
 }
 
-fn failure(call: &str, error: DriverError) -> Error {
+/// What the driver says of `call`.
+pub(crate) fn failure(call: &str, error: DriverError) -> Error {
     let text = |text: Result<&CStr, DriverError>, unknown: &str| {
         text.map_or_else(|_| unknown.to_owned(), |text| text.to_string_lossy().into_owned())
     };

@@ -6,9 +6,11 @@
 
 #![allow(unsafe_code)]
 
-use burn_ddp::{CommunicatorKind, Error, ErrorKind, Result};
+use burn_ddp::{CommunicatorKind, Error, Result};
 use cudarc::driver::{DriverError, result, sys};
 use serde::{Deserialize, Serialize};
+
+use crate::cuda_queue::failure;
 
 /// A CUDA device of this process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -33,7 +35,7 @@ impl DeviceInfo {
 /// The devices that the driver shows to this process, in its order.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] when there is no driver or no device, [`ErrorKind::Device`] when the driver fails.
+/// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) when there is no driver or no device, [`ErrorKind::Device`](burn_ddp::ErrorKind::Device) when the driver fails.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
     // SAFETY: only tries to load the library, whose initializers are the driver's own.
     if !unsafe { sys::is_culib_present() } {
@@ -42,14 +44,11 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
              passed in), or train on a CPU backend",
         ));
     }
-    let failed = |what: &str, error: DriverError| {
-        Error::with_source(ErrorKind::Device, format!("the CUDA driver cannot {what}"), error.to_string())
-    };
     match result::init() {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(none_visible()),
-        other => other.map_err(|error| failed("start", error))?,
+        other => other.map_err(|error| failure("cuInit", error))?,
     }
-    let count = result::device::get_count().map_err(|error| failed("count devices", error))?;
+    let count = result::device::get_count().map_err(|error| failure("cuDeviceGetCount", error))?;
     let devices = (0..count).map(|ordinal| {
         let device = result::device::get(ordinal)?;
         let uuid = result::device::get_uuid(device)?.bytes.map(|byte| byte as u8);
@@ -58,7 +57,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
     let devices: Result<Vec<_>, DriverError> = devices.collect();
     match devices {
         Ok(devices) if devices.is_empty() => Err(none_visible()),
-        devices => devices.map_err(|error| failed("describe a device", error)),
+        devices => devices.map_err(|error| failure("cuDeviceGet", error)),
     }
 }
 
@@ -70,8 +69,8 @@ pub(crate) fn make_context(ordinal: usize) -> Result<()> {
         unsafe { result::primary_ctx::retain(device) }
     });
     made.map(drop).map_err(|error| {
-        let text = format!("cuda:{ordinal} cannot be used (nvidia-smi shows by whom it is)");
-        Error::with_source(ErrorKind::Device, text, error.to_string())
+        let what = format!("cuda:{ordinal} cannot be used (nvidia-smi shows by whom it is)");
+        failure("cuDevicePrimaryCtxRetain", error).context(what)
     })
 }
 
@@ -87,7 +86,7 @@ fn none_visible() -> Error {
 /// the only one of `visible` where each rank is shown its own. With `kind` `Host` ranks may share devices.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] when there are fewer devices than ranks.
+/// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) when there are fewer devices than ranks.
 pub fn ordinal_of(
     local_rank: usize,
     local_world_size: usize,

@@ -1,7 +1,7 @@
 //! How a program that is one of several processes begins and ends.
 
 use std::fmt;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -96,7 +96,8 @@ pub fn say(line: fmt::Arguments<'_>) -> Result<()> {
 /// Sends the log to standard error: warnings, or what `RUST_LOG` asks for.
 pub fn log_to_stderr() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colors = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colors).with_writer(std::io::stderr).init();
 }
 
 /// How `program` ends: an error is one line.
