@@ -10,8 +10,12 @@ use crate::fake::{self, Script, Step};
 use crate::harness::{Case, Launch};
 use crate::host::{B, PANIC_AT_MARK, events, group};
 
-pub const CASES: &[(&str, Case)] =
-    &[("idle", idle), ("abort that hangs", abort_that_hangs), ("panic", panic)];
+pub const CASES: &[(&str, Case)] = &[
+    ("idle", idle),
+    ("abort that hangs", abort_that_hangs),
+    ("late, then stuck", late_then_stuck),
+    ("panic", panic),
+];
 
 fn sum(group: &burn_ddp::ProcessGroup<B>) -> burn_ddp::Work<Tensor<B, 1>> {
     group.all_reduce(Tensor::ones([4], group.device()), ReduceOp::Sum)
@@ -58,6 +62,28 @@ fn memory_that_nccl_may_still_write_to_is_never_given_back() {
         assert!(text.contains("all_reduce"), "{text}");
     }
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+/// Rank 1 is late by most of the limit, and then NCCL never ends.
+fn late_then_stuck() -> Result<String> {
+    let group = group()?;
+    group.barrier()?;
+    fake::play(Script { collective: Step::Never, ..Script::default() });
+    let start = Instant::now();
+    while group.rank().0 == 1 && start.elapsed() < Duration::from_millis(3500) {
+        std::thread::yield_now();
+    }
+    let error = sum(&group).wait().expect_err("it never ends").to_string();
+    // The limit, and a second for somebody to say why.
+    assert!(group.rank().0 == 1 || start.elapsed() < Duration::from_secs(7), "{:?}", start.elapsed());
+    Ok(error)
+}
+
+#[test]
+fn a_collective_has_one_limit_for_late_ranks_and_for_nccl() {
+    for text in Launch::new("late, then stuck", 2).env("BURN_DDP_TIMEOUT", 4).succeed() {
+        assert!(text.contains("all_reduce"), "{text}");
+    }
 }
 
 /// The communication thread panics with a collective in flight.
