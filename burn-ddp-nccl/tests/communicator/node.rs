@@ -3,11 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use burn_ddp::collective::Collectives;
 use burn_ddp::control::Control;
 use burn_ddp::deadline::Deadline;
 use burn_ddp::rendezvous::exchange;
-use burn_ddp::store::{PrefixStore, Store, TcpStore};
-use burn_ddp::transport::tcp::Listener;
+use burn_ddp::store::{Store, TcpStore};
+use burn_ddp::transport::tcp::{Listener, TcpTransport};
 use burn_ddp::transport::{Liveness, PeerInfo};
 use burn_ddp::{Rank, RankInfo, Result};
 use burn_ddp_nccl::{NcclComm, Queue, UniqueId};
@@ -44,8 +45,9 @@ impl Node {
         let mesh = listener.connect(rank, "test", &peers, deadline)?;
         let liveness = Liveness::new(world_size);
         let control = Control::start(rank, mesh.control, liveness.clone(), Duration::from_secs(5))?;
-        // Nobody may leave before the others have the last thing they ask the store for.
-        exchange(&PrefixStore::new(store.clone(), "joined"), &me, world_size, deadline)?;
+        // Nobody may leave before the others are done with the store. What a rank has sent for this arrives though it has left.
+        let data = TcpTransport::new(rank, mesh.data, Liveness::new(world_size))?;
+        Collectives::new(Box::new(data), LIMIT).barrier()?;
         Ok(Self { rank, world_size, liveness, id, _control: control, _store: store })
     }
 
