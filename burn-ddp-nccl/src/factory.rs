@@ -71,7 +71,8 @@ impl<A> NcclFactory<A> {
 impl<B: Backend, A: DeviceAccess<B> + Clone> CommunicatorFactory<B> for NcclFactory<A> {
     fn open(&self, meeting: Meeting<B>, mut host: HostEngine) -> Result<Opened<B>> {
         let Meeting { name, info, device, options, deadline, liveness } = meeting;
-        let records = self.exchange(info.rank.is_root(), &mut host, deadline)?;
+        let records = self.exchange(info.rank.is_root(), &mut host, deadline);
+        let records = records.map_err(|error| error.context(format!("connect on {}", info.rank)))?;
         let way = decide(&records).inspect_err(|_| {
             // All ranks find it alike: none leaves, and is taken for the cause, before each holds the error itself.
             let _ = host.exchange(&[], deadline);
