@@ -126,25 +126,7 @@ where
     }
 }
 
-impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend for CubeBackend<CudaRuntime, F, I, BT> {
-    type Access = CudaAccess;
-
-    fn ordinal(device: &CudaDevice) -> Option<usize> {
-        Some(device.index)
-    }
-
-    fn device(ordinal: usize) -> CudaDevice {
-        CudaDevice::new(ordinal)
-    }
-
-    fn missing() -> Vec<String> {
-        missing_compiler()
-    }
-}
-
-impl<F: FloatElement, I: IntElement, BT: BoolElement> NcclBackend
-    for Fusion<CubeBackend<CudaRuntime, F, I, BT>>
-{
+impl<B: CudaBackend> NcclBackend for B {
     type Access = CudaAccess;
 
     fn ordinal(device: &CudaDevice) -> Option<usize> {

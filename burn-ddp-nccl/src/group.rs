@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use burn::tensor::backend::Backend;
-use burn_ddp::{CommunicatorKind, Ddp, Error, GroupOptions, ProcessGroup, RankInfo, Result};
+use burn_ddp::{CommunicatorKind, Error, GroupOptions, ProcessGroup, RankInfo, Result};
 
 use crate::device::{DeviceInfo, devices, make_context, ordinal_of};
 use crate::library::Library;
 use crate::{CudaQueue, DeviceAccess, NcclFactory, Queue};
 
-/// A backend whose tensors NCCL can reach, and [`Ddp`] of it.
+/// A backend whose tensors NCCL can reach, and [`Ddp`](burn_ddp::Ddp) of it.
 pub trait NcclBackend: Backend {
     /// How it reaches them.
     type Access: DeviceAccess<Self> + Clone + Default;
@@ -24,25 +24,6 @@ pub trait NcclBackend: Backend {
     /// What it needs on the machine besides driver and device, and does not find: a sentence for each.
     fn missing() -> Vec<String> {
         Vec::new()
-    }
-}
-
-impl<B: NcclBackend> NcclBackend for Ddp<B>
-where
-    B::Access: DeviceAccess<Ddp<B>>,
-{
-    type Access = B::Access;
-
-    fn ordinal(device: &Self::Device) -> Option<usize> {
-        B::ordinal(device)
-    }
-
-    fn device(ordinal: usize) -> Self::Device {
-        B::device(ordinal)
-    }
-
-    fn missing() -> Vec<String> {
-        B::missing()
     }
 }
 

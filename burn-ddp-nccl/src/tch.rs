@@ -11,7 +11,7 @@ use std::ptr;
 
 use burn::tensor::backend::{Backend, BackendTypes};
 use burn_ddp::communicator::AnyTensor;
-use burn_ddp::{Error, ErrorKind, Result};
+use burn_ddp::{Ddp, Error, ErrorKind, Result};
 use burn_tch::{LibTorch, LibTorchDevice, TchElement, TchTensor};
 use cudarc::driver::result::{ctx, device, event, primary_ctx};
 use cudarc::driver::sys::{CUdevice, CUevent, CUevent_flags};
@@ -20,7 +20,7 @@ use cudarc::driver::{DriverError, result};
 use crate::NcclBackend;
 use crate::device_buffer::{DeviceAccess, DeviceBuffer, Fence};
 
-/// Reaches the tensors of LibTorch on a CUDA device, bare or under [`Ddp`](burn_ddp::Ddp).
+/// Reaches the tensors of LibTorch on a CUDA device, bare or under [`Ddp`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TchAccess;
 
@@ -36,6 +36,18 @@ impl<E: TchElement> NcclBackend for LibTorch<E> {
 
     fn device(ordinal: usize) -> LibTorchDevice {
         LibTorchDevice::Cuda(ordinal)
+    }
+}
+
+impl<E: TchElement> NcclBackend for Ddp<LibTorch<E>> {
+    type Access = TchAccess;
+
+    fn ordinal(device: &LibTorchDevice) -> Option<usize> {
+        LibTorch::<E>::ordinal(device)
+    }
+
+    fn device(ordinal: usize) -> LibTorchDevice {
+        LibTorch::<E>::device(ordinal)
     }
 }
 
@@ -80,8 +92,8 @@ const _: () = {
     {
     }
 
-    reached::<burn_tch::LibTorch>();
-    reached::<burn_ddp::Ddp<burn_tch::LibTorch>>();
+    reached::<LibTorch>();
+    reached::<Ddp<LibTorch>>();
 };
 
 fn failed(error: DriverError) -> Error {
