@@ -35,7 +35,7 @@
 //!
 //! A stack of floors, each calling only those below it, results travelling as return values:
 //! [`error`], [`rank`], [`deadline`], [`dtype`], [`options`] < [`store`], [`transport`], [`bucket`] <
-//! [`rendezvous`], [`control`], [`collective`] < [`communicator`] < [`process_group`] < [`replica`] < [`nn`], [`data`] <
+//! [`rendezvous`], [`control`], [`collective`] < [`join`] < [`communicator`] < [`process_group`] < [`replica`] < [`nn`], [`data`] <
 //! [`learner`]. Below `communicator` no Burn type appears. [`backend`] (the decorator [`Ddp`]) and [`launch`] stand beside it.
 //!
 //! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, bitwise the plain
@@ -65,6 +65,7 @@ pub mod data;
 pub mod deadline;
 pub mod dtype;
 pub mod error;
+pub mod join;
 #[cfg(feature = "launcher")]
 pub mod launch;
 #[cfg(feature = "train")]

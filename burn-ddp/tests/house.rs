@@ -8,6 +8,7 @@ const FLOORS: &[&[&str]] = &[
     &["error", "rank", "deadline", "dtype", "options"],
     &["store", "transport", "bucket"],
     &["rendezvous", "control", "collective"],
+    &["join"],
     &["communicator"],
     &["norm", "process_group"],
     &["parameters"],

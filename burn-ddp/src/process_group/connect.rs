@@ -12,17 +12,13 @@ use burn::tensor::backend::Backend;
 use super::attached;
 use super::thread::CommunicationThread;
 use super::{Connected, Inner, ProcessGroup};
-use crate::collective::Collectives;
 use crate::communicator::{CommunicatorFactory, Engine, HostCommunicator, HostEngine, Meeting, Opened};
-use crate::control::Control;
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
+use crate::join::{Joined, join};
 use crate::options::GroupOptions;
 use crate::rank::RankInfo;
-use crate::rendezvous;
-use crate::store::{PrefixStore, Store};
-use crate::transport::tcp::{Listener, TcpTransport};
-use crate::transport::{Liveness, PeerInfo};
+use crate::store::Store;
 
 /// What is known of a group before its ranks have met.
 pub(super) struct Unconnected<B: Backend> {
@@ -47,32 +43,9 @@ impl<B: Backend> Unconnected<B> {
         if self.is_alone() {
             return Ok(self.build(None));
         }
-        let (rank, world_size) = (self.info.rank, self.info.world_size);
-        let stage = |stage: &str| PrefixStore::new(store.clone(), format!("group/{}/{stage}", self.name));
-        let (addresses, connections) = (stage("address"), stage("connected"));
-        let meet = || {
-            let listener = Listener::bind(address)?;
-            let host = hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
-            let me = PeerInfo::new(rank, host, std::process::id(), listener.address()?);
-            let peers = rendezvous::exchange(&addresses, &me, world_size, deadline)?;
-            let scope = format!("{}.{}/{}", self.info.run_id, self.info.restart_count, self.name);
-            let mesh = listener.connect(rank, &scope, &peers, deadline)?;
-            // Heartbeats begin together: a rank that still waits for a connection is not silent, it is missing.
-            rendezvous::exchange(&connections, &me, world_size, deadline)?;
-            Ok((peers, mesh))
-        };
-        let (peers, mesh) = meet().inspect_err(|error: &Error| {
-            // What this rank found by itself, and others may be waiting for it. A store that is gone says so itself.
-            if matches!(error.kind(), ErrorKind::Io | ErrorKind::PeerLost(_)) {
-                for stage in [&addresses, &connections] {
-                    let _ = rendezvous::refuse(stage, rank, error);
-                }
-            }
-        })?;
-        let liveness = Liveness::new(world_size);
-        let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
-        let control = Control::start(rank, mesh.control, liveness.clone(), self.options.peer_timeout)?;
-        let host = HostEngine::new(Collectives::new(Box::new(transport), self.options.timeout));
+        let joined = join(&store, &self.name, &self.info, &self.options, address, deadline)?;
+        let Joined { collectives, control, liveness, peers } = joined;
+        let host = HostEngine::new(collectives);
         let meeting = Meeting {
             name: self.name.clone(),
             info: self.info.clone(),

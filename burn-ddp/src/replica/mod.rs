@@ -72,6 +72,9 @@ impl<B: AutodiffBackend> Replica<B> {
         if options.check_every == Some(0) {
             return Err(Error::config("check_every is 0: give a number of optimizer steps, or leave it out"));
         }
+        if options.accumulation == Some(0) {
+            return Err(Error::config("accumulation is 0: give the number of micro-steps of a window"));
+        }
         if let Some(norm) = options.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
             return Err(Error::config(format!("clip_norm is {norm}: give a positive number")));
         }

@@ -28,6 +28,10 @@ pub struct ReplicaOptions {
     /// `None` (default) never does.
     #[new(default)]
     pub check_every: Option<usize>,
+    /// Micro-steps of one accumulation window on one rank, where the replica has to know it ahead. `None` (default):
+    /// whatever the loop does.
+    #[new(default)]
+    pub accumulation: Option<usize>,
 }
 
 impl Default for ReplicaOptions {
@@ -65,5 +69,10 @@ impl ReplicaOptions {
     /// The same with [`check_every`](Self::check_every).
     pub fn with_check_every(self, steps: usize) -> Self {
         Self { check_every: Some(steps), ..self }
+    }
+
+    /// The same with [`accumulation`](Self::accumulation).
+    pub fn with_accumulation(self, micro_steps: usize) -> Self {
+        Self { accumulation: Some(micro_steps), ..self }
     }
 }

@@ -5,17 +5,21 @@
 //! all weights. Weights, losses and the record of which parameters were used travel behind the last bucket, so
 //! that one optimizer step costs one collective a bucket and none for the loss.
 
-use burn::tensor::TensorData;
+use burn::tensor::FloatDType;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
-use burn::tensor::{FloatDType, Shape};
-use burn_backend::{Scalar, TensorMetadata};
+use burn_backend::Scalar;
 
 use crate::bucket::{BucketPlan, ParamRole, ParamSpec};
 use crate::communicator::{AnyTensor, into_data};
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
+
+mod flight;
+mod window;
+
+use window::Window;
 
 /// What becomes of the gradients of all micro-steps and ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,31 +37,6 @@ pub(crate) struct Reducer<B: Backend> {
     plan: BucketPlan,
     reduction: GradientReduction,
     window: Window<B>,
-}
-
-/// Sums over the micro-steps since the last reduction.
-struct Window<B: Backend> {
-    gradients: Vec<Option<FloatTensor<B>>>,
-    /// The types in which gradients came and have to go.
-    dtypes: Vec<Option<burn::tensor::DType>>,
-    losses: Vec<(FloatTensor<B>, f64)>,
-    weight: f64,
-    micro_steps: usize,
-    /// Micro-steps that were given a weight.
-    weighted: usize,
-}
-
-impl<B: Backend> Window<B> {
-    fn new(params: usize) -> Self {
-        Self {
-            gradients: (0..params).map(|_| None).collect(),
-            dtypes: vec![None; params],
-            losses: Vec::new(),
-            weight: 0.0,
-            micro_steps: 0,
-            weighted: 0,
-        }
-    }
 }
 
 /// Gradients of the global batch.
@@ -124,31 +103,7 @@ impl<B: Backend> Reducer<B> {
                 "weight {factor} of a micro-step: f32, in which it travels, cannot hold it"
             )));
         }
-        let window = &mut self.window;
-        window.micro_steps += 1;
-        window.weighted += usize::from(weight.is_some());
-        window.weight += factor;
-        window.losses.extend(loss.map(|loss| (loss, factor)));
-        for (index, gradient) in gradients {
-            window.dtypes[index].get_or_insert(gradient.dtype());
-            let gradient = match gradient.dtype() {
-                burn::tensor::DType::F16 | burn::tensor::DType::BF16 => {
-                    B::float_cast(gradient, FloatDType::F32)
-                }
-                _ => gradient,
-            };
-            let gradient = match (weight, self.reduction) {
-                (Some(weight), GradientReduction::Mean) if weight != 1.0 => {
-                    B::float_mul_scalar(gradient, Scalar::from(weight))
-                }
-                _ => gradient,
-            };
-            let sum = &mut window.gradients[index];
-            *sum = Some(match sum.take() {
-                Some(sum) => B::float_add(sum, gradient),
-                None => gradient,
-            });
-        }
+        self.window.add(gradients, loss, weight, self.reduction);
         Ok(())
     }
 
@@ -170,47 +125,6 @@ impl<B: Backend> Reducer<B> {
         let sum_of_tails =
             if group.is_connected() { self.all_reduce(group, &mut gradients, &tail)? } else { tail };
         self.scale(gradients, &dtypes, &sum_of_tails, used_here).map_err(|error| group.agreed(error))
-    }
-
-    /// Replaces `gradients` by their sums over all ranks, one collective a bucket, and returns the sum of tails.
-    fn all_reduce(
-        &self,
-        group: &ProcessGroup<B>,
-        gradients: &mut [Option<FloatTensor<B>>],
-        tail: &[f64],
-    ) -> Result<Vec<f64>> {
-        let buckets = &self.plan.buckets;
-        let mut lists: Vec<Vec<AnyTensor<B>>> = buckets
-            .iter()
-            .map(|bucket| {
-                let gradient = |&index: &usize| {
-                    let own = gradients[index].take();
-                    own.unwrap_or_else(|| zeros::<B>(&self.specs[index], bucket.dtype, group.device()))
-                };
-                bucket.params.iter().map(gradient).map(AnyTensor::Float).collect()
-            })
-            .collect();
-        if lists.is_empty() {
-            lists.push(Vec::new());
-        }
-        let dtype = self.tail_dtype();
-        if let Some(last) = lists.last_mut() {
-            last.push(AnyTensor::Float(tail_tensor::<B>(tail, dtype, group.device())));
-        }
-        let works: Vec<_> =
-            lists.into_iter().map(|list| group.all_reduce_list(list, ReduceOp::Sum)).collect();
-        let mut rest = Vec::new();
-        for (number, work) in works.into_iter().enumerate() {
-            let mut sums = work.wait().map_err(|error| self.in_bucket(&error, number))?.into_iter();
-            for &index in buckets.get(number).map_or(&[][..], |bucket| &bucket.params) {
-                gradients[index] = sums.next().map(AnyTensor::into_float).transpose()?;
-            }
-            rest.extend(sums);
-        }
-        match rest.pop() {
-            Some(tail) => Ok(into_data(tail)?.iter::<f64>().collect()),
-            None => Err(Error::new(ErrorKind::Mismatch, "a reduction came back without its weights")),
-        }
     }
 
     fn tail_dtype(&self) -> DType {
@@ -270,19 +184,6 @@ impl<B: Backend> Reducer<B> {
         });
         Ok(Reduction { gradients, loss, partly_used, used_here, empty: weight == 0.0 })
     }
-
-    fn in_bucket(&self, error: &Error, number: usize) -> Error {
-        let paths = self.plan.buckets.get(number).map(|bucket| &bucket.params);
-        let name = |index: Option<&usize>| index.map_or("", |index| self.specs[*index].path.as_str());
-        match paths {
-            None => error.context("in the reduction of the loss"),
-            Some(params) => error.context(format!(
-                "in the reduction of gradient bucket {number} (`{}` to `{}`)",
-                name(params.first()),
-                name(params.last())
-            )),
-        }
-    }
 }
 
 fn scalar<B: Backend>(tensor: FloatTensor<B>) -> Result<f64> {
@@ -294,15 +195,6 @@ fn scalar<B: Backend>(tensor: FloatTensor<B>) -> Result<f64> {
             values.len()
         ))),
     }
-}
-
-fn zeros<B: Backend>(spec: &ParamSpec, dtype: DType, device: &B::Device) -> FloatTensor<B> {
-    B::float_zeros(Shape::from(spec.shape.clone()), device, float_dtype(dtype))
-}
-
-fn tail_tensor<B: Backend>(tail: &[f64], dtype: DType, device: &B::Device) -> FloatTensor<B> {
-    let data = TensorData::new(tail.to_vec(), [tail.len()]).convert_dtype(float_dtype(dtype).into());
-    B::float_from_data(data, device)
 }
 
 fn float_dtype(dtype: DType) -> FloatDType {
