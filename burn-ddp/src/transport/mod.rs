@@ -15,6 +15,8 @@ mod liveness;
 mod loopback;
 mod peer;
 pub(crate) mod poll;
+#[cfg(target_os = "linux")]
+pub mod shm;
 pub mod tcp;
 
 pub use frame::{Header, OpKind};

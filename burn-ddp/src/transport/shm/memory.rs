@@ -1,0 +1,115 @@
+//! A piece of memory that several processes of a host map.
+//!
+//! An anonymous file (`memfd_create`), because it has no name to collide or to leak: the kernel frees it with the last
+//! process that holds it, however that ends. All of it is reserved before anybody is told of it, so that a host without
+//! room says so at start-up and not by a bus error in the middle of a step, and its size is sealed, so that no process
+//! can cut it off under another.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, memfd_create,
+};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::error::{Error, Result};
+
+/// The memory while it is mapped here.
+pub(super) struct SharedMemory {
+    start: NonNull<u8>,
+    bytes: usize,
+    file: OwnedFd,
+}
+
+// SAFETY: it owns a mapping, which belongs to the process and not to a thread. Who reads and writes it when is the
+// business of its users, for which it only gives out a pointer.
+unsafe impl Send for SharedMemory {}
+
+impl SharedMemory {
+    /// `bytes` zeroed and reserved bytes.
+    pub(super) fn reserve(bytes: usize) -> Result<Self> {
+        let available = available();
+        let failed = |error: rustix::io::Errno| {
+            let free = available.map_or(String::new(), |free| format!(", {free} are available"));
+            Error::io(format!("cannot reserve {bytes} bytes of shared memory{free}"), error)
+        };
+        // The kernel would not refuse: it takes memory from others until it kills one of them.
+        if available.is_some_and(|free| free < bytes as u64) {
+            return Err(failed(rustix::io::Errno::NOSPC));
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("burn-ddp", flags).map_err(failed)?;
+        fallocate(&file, FallocateFlags::empty(), 0, bytes as u64).map_err(failed)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
+        Self::map(file, bytes)
+    }
+
+    /// Maps `file`, which must have exactly `bytes` bytes.
+    pub(super) fn map(file: OwnedFd, bytes: usize) -> Result<Self> {
+        let failed = |error: rustix::io::Errno| {
+            Error::io(format!("cannot map {bytes} bytes of shared memory"), error)
+        };
+        let size = fstat(&file).map_err(failed)?.st_size;
+        if u64::try_from(size).ok() != Some(bytes as u64) {
+            return Err(Error::config(format!("the shared memory has {size} bytes, but {bytes} were agreed on")));
+        }
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping where the kernel finds room, of a file of that size, which cannot shrink.
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)
+        };
+        match NonNull::new(start.map_err(failed)?.cast()) {
+            Some(start) => Ok(Self { start, bytes, file }),
+            None => Err(failed(rustix::io::Errno::NOMEM)),
+        }
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `map` made; nothing that borrows from it outlives it.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Bytes that the host could still give, for messages.
+fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_writes_the_other_reads_and_the_size_is_fixed() {
+        let one = SharedMemory::reserve(8192).unwrap();
+        let other = SharedMemory::map(one.file().try_clone_to_owned().unwrap(), 8192).unwrap();
+        assert_ne!(one.start(), other.start());
+        // SAFETY: inside of both mappings, and nobody else knows them.
+        unsafe {
+            one.start().add(8191).write(7);
+            assert_eq!((other.start().add(8191).read(), other.start().read()), (7, 0));
+        }
+        assert!(rustix::fs::ftruncate(one.file(), 4096).is_err());
+        assert!(SharedMemory::map(one.file().try_clone_to_owned().unwrap(), 4096).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_reserved_is_an_error_with_the_numbers() {
+        let error = SharedMemory::reserve(1 << 60).err().expect("no machine has so much").to_string();
+        assert!(error.contains(&(1u64 << 60).to_string()) && error.contains("available"), "{error}");
+    }
+}
