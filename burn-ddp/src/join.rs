@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::collective::Collectives;
+use crate::collective::{Collectives, Sharing};
 use crate::control::Control;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,6 +14,7 @@ use crate::options::GroupOptions;
 use crate::rank::RankInfo;
 use crate::rendezvous;
 use crate::store::{PrefixStore, Store};
+use crate::transport::shm::CallerBusy;
 use crate::transport::tcp::{Listener, TcpTransport};
 use crate::transport::{Liveness, PeerInfo};
 
@@ -27,10 +28,12 @@ pub struct Joined {
     pub liveness: Liveness,
     /// All ranks, in rank order.
     pub peers: Vec<PeerInfo>,
+    /// To be told whether the thread that wants the results computes while the collectives run.
+    pub caller: CallerBusy,
 }
 
 /// Connects the rank that `info` describes with all others of the group `name`, which meet in `store`; it listens on
-/// `address`. All ranks have to come by `deadline`.
+/// `address`. Ranks of one host share its memory, as `options` say. All ranks have to come by `deadline`.
 ///
 /// # Errors
 /// What a rank finds wrong with the group, on all ranks; `Timeout` and `PeerLost` with the ranks that are missing.
@@ -67,6 +70,15 @@ pub fn join(
     let liveness = Liveness::new(world_size);
     let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
     let control = Control::start(rank, mesh.control, liveness.clone(), options.peer_timeout)?;
-    let collectives = Collectives::new(Box::new(transport), options.timeout);
-    Ok(Joined { collectives, control, liveness, peers })
+    let mut collectives = Collectives::new(Box::new(transport), options.timeout);
+    let caller = CallerBusy::default();
+    let sharing = Sharing {
+        transport: options.transport,
+        host: options.host.clone().unwrap_or_else(|| peers[rank.0].host.clone()),
+        limit: options.shared_memory,
+        caller: caller.clone(),
+    };
+    let shared = collectives.share_memory(&sharing, &liveness, deadline);
+    shared.inspect_err(|error| control.abort(error))?;
+    Ok(Joined { collectives, control, liveness, peers, caller })
 }

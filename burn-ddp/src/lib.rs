@@ -90,7 +90,7 @@ pub mod transport;
 
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};
-pub use options::{CommunicatorKind, GroupOptions};
+pub use options::{CommunicatorKind, GroupOptions, TransportKind};
 pub use rank::{Rank, RankInfo};
 
 #[cfg(feature = "burn")]

@@ -23,6 +23,18 @@ pub enum CommunicatorKind {
     Host,
 }
 
+/// How bytes travel between ranks in host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TransportKind {
+    /// Shared memory between ranks of one host where it can be had, TCP between all others.
+    #[default]
+    Auto,
+    /// Shared memory between all ranks that have the same host name, or an error that says why not; TCP between hosts.
+    Shm,
+    /// TCP between all ranks.
+    Tcp,
+}
+
 /// Limits and addresses of a process group.
 #[derive(Clone, Debug, PartialEq, new)]
 #[non_exhaustive]
@@ -44,6 +56,17 @@ pub struct GroupOptions {
     /// What moves tensors (`BURN_DDP_COMM`: `auto`, `nccl` or `host`; auto).
     #[new(default)]
     pub communicator: CommunicatorKind,
+    /// How bytes travel between ranks in host memory (`BURN_DDP_TRANSPORT`: `auto`, `shm` or `tcp`; auto).
+    #[new(default)]
+    pub transport: TransportKind,
+    /// Most bytes of shared memory that the ranks of a host may reserve together for this group (`BURN_DDP_SHM_BYTES`; no
+    /// limit). A group of two takes 1 MiB, one of eight 4 MiB, none more than 8 MiB up to 64 ranks.
+    #[new(default)]
+    pub shared_memory: Option<usize>,
+    /// The host that this rank takes itself to be on (`BURN_DDP_HOST`; the host's name). Ranks that give different names
+    /// share no memory, whatever they could do.
+    #[new(default)]
+    pub host: Option<String>,
     /// Connects a world of one as well, so that its collectives take the way they take among several ranks
     /// (`BURN_DDP_CONNECT_ALONE`, 1 or 0; 0): to measure what that way costs.
     #[new(default)]
@@ -65,6 +88,9 @@ impl GroupOptions {
             "BURN_DDP_RENDEZVOUS_TIMEOUT",
             "BURN_DDP_IFACE",
             "BURN_DDP_COMM",
+            "BURN_DDP_TRANSPORT",
+            "BURN_DDP_SHM_BYTES",
+            "BURN_DDP_HOST",
             "BURN_DDP_CONNECT_ALONE",
         ])?;
         Self::from_lookup(|name| std::env::var(name).ok())
@@ -96,6 +122,18 @@ impl GroupOptions {
                 return Err(Error::config(format!("BURN_DDP_COMM={other}: set it to auto, nccl or host")));
             }
         };
+        let transport = match lookup("BURN_DDP_TRANSPORT").as_deref() {
+            None | Some("auto") => TransportKind::Auto,
+            Some("shm") => TransportKind::Shm,
+            Some("tcp") => TransportKind::Tcp,
+            Some(other) => {
+                return Err(Error::config(format!("BURN_DDP_TRANSPORT={other}: set it to auto, shm or tcp")));
+            }
+        };
+        let bytes = |text: String| {
+            let parsed = text.trim().parse();
+            parsed.map_err(|_| Error::config(format!("BURN_DDP_SHM_BYTES={text}: set it to a number of bytes")))
+        };
         let connect_alone = match lookup("BURN_DDP_CONNECT_ALONE").as_deref() {
             None | Some("0") => false,
             Some("1") => true,
@@ -110,6 +148,9 @@ impl GroupOptions {
             rendezvous_timeout: seconds("BURN_DDP_RENDEZVOUS_TIMEOUT", defaults.rendezvous_timeout)?,
             interface: lookup("BURN_DDP_IFACE"),
             communicator,
+            transport,
+            shared_memory: lookup("BURN_DDP_SHM_BYTES").map(bytes).transpose()?,
+            host: lookup("BURN_DDP_HOST"),
             connect_alone,
         })
     }
@@ -122,6 +163,11 @@ impl GroupOptions {
     /// The same with another limit for a peer's silence.
     pub fn with_peer_timeout(self, peer_timeout: Duration) -> Self {
         Self { peer_timeout, ..self }
+    }
+
+    /// The same with another way for bytes to travel.
+    pub fn with_transport(self, transport: TransportKind) -> Self {
+        Self { transport, ..self }
     }
 
     /// The same with another limit for start-up.
@@ -155,9 +201,15 @@ mod tests {
         assert_eq!(read("BURN_DDP_COMM", "nccl").unwrap().communicator, CommunicatorKind::Nccl);
         assert_eq!(read("BURN_DDP_COMM", "auto").unwrap(), GroupOptions::new());
         assert!(read("BURN_DDP_CONNECT_ALONE", "1").unwrap().connect_alone);
-        for (name, value) in
-            [("BURN_DDP_COMM", "gloo"), ("BURN_DDP_COMM", ""), ("BURN_DDP_CONNECT_ALONE", "yes")]
-        {
+        assert_eq!(read("BURN_DDP_TRANSPORT", "tcp").unwrap().transport, TransportKind::Tcp);
+        assert_eq!(read("BURN_DDP_SHM_BYTES", "4096").unwrap().shared_memory, Some(4096));
+        for (name, value) in [
+            ("BURN_DDP_COMM", "gloo"),
+            ("BURN_DDP_COMM", ""),
+            ("BURN_DDP_TRANSPORT", "rdma"),
+            ("BURN_DDP_SHM_BYTES", "4 MB"),
+            ("BURN_DDP_CONNECT_ALONE", "yes"),
+        ] {
             let error = read(name, value).unwrap_err().to_string();
             assert!(error.contains(&format!("{name}={value}")), "{error}");
         }

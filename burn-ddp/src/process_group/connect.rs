@@ -10,6 +10,7 @@ use burn::tensor::backend::Backend;
 
 #[cfg(feature = "train")]
 use super::attached;
+use super::stats::Counters;
 use super::thread::CommunicationThread;
 use super::{Connected, Inner, ProcessGroup};
 use crate::communicator::{CommunicatorFactory, Engine, HostCommunicator, HostEngine, Meeting, Opened};
@@ -44,7 +45,7 @@ impl<B: Backend> Unconnected<B> {
             return Ok(self.build(None));
         }
         let joined = join(&store, &self.name, &self.info, &self.options, address, deadline)?;
-        let Joined { collectives, control, liveness, peers } = joined;
+        let Joined { collectives, control, liveness, peers, caller } = joined;
         let host = HostEngine::new(collectives);
         let meeting = Meeting {
             name: self.name.clone(),
@@ -68,7 +69,7 @@ impl<B: Backend> Unconnected<B> {
         // An error that came from the group itself is its cause already, and told.
         let (communicator, thread) = open().inspect_err(|error| control.abort(error))?;
         let thread = Mutex::new(thread);
-        Ok(self.build(Some(Connected { thread, communicator, control, liveness, peers, store })))
+        Ok(self.build(Some(Connected { thread, communicator, control, liveness, peers, caller, store })))
     }
 
     pub(super) fn build(self, connected: Option<Connected<B>>) -> ProcessGroup<B> {
@@ -80,7 +81,7 @@ impl<B: Backend> Unconnected<B> {
             device,
             options,
             factory,
-            counters: Arc::default(),
+            counters: Arc::new(Counters::new(connected.as_ref().map(|connected| connected.caller.clone()))),
             splits: AtomicUsize::new(0),
             #[cfg(feature = "train")]
             attached: attached::Attached::default(),

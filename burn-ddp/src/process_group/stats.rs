@@ -1,10 +1,11 @@
 //! Counts of what a group did, for tests ("one reduction per optimizer step") and for users who tune.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::transport::OpKind;
+use crate::transport::shm::CallerBusy;
 
 /// What a group did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,22 +38,45 @@ impl GroupStats {
 }
 
 /// The shared counters behind [`GroupStats`].
-#[derive(Debug, Default)]
-pub(super) struct Counters(Mutex<GroupStats>);
+#[derive(Debug)]
+pub(super) struct Counters {
+    stats: Mutex<GroupStats>,
+    /// Of a group that has a communication thread, which wants to know whether it has a core to itself.
+    caller: Option<CallerBusy>,
+}
 
 impl Counters {
+    pub(super) fn new(caller: Option<CallerBusy>) -> Self {
+        if let Some(caller) = &caller {
+            caller.set(true);
+        }
+        Self { stats: Mutex::default(), caller }
+    }
+
+    /// Runs `wait`, in which the caller waits for the communication thread and does nothing else.
+    pub(super) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let busy = |busy| self.caller.iter().for_each(|caller| caller.set(busy));
+        busy(false);
+        let value = wait();
+        busy(true);
+        self.lock().waited += start.elapsed();
+        value
+    }
+
+    // Counters are only added to: a panic leaves none half-written.
+    fn lock(&self) -> MutexGuard<'_, GroupStats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn count(&self, kind: OpKind, bytes: usize) {
-        let mut stats = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stats = self.lock();
         let entry = stats.by_kind.entry(kind).or_default();
         entry.calls += 1;
         entry.bytes += bytes as u64;
     }
 
-    pub(super) fn waited(&self, time: Duration) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).waited += time;
-    }
-
     pub(super) fn read(&self) -> GroupStats {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().clone()
     }
 }

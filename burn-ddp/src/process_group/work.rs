@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Instant;
 
 use super::stats::Counters;
 use crate::communicator::Staged;
@@ -53,9 +52,7 @@ impl<T> Work<T> {
         match self.0 {
             State::Ready(result) => result,
             State::Pending { reply, finish, counters } => {
-                let start = Instant::now();
-                let answer = reply.recv();
-                counters.waited(start.elapsed());
+                let answer = counters.waiting(|| reply.recv());
                 let gone = |_| Error::new(ErrorKind::Aborted, "the communication thread has ended");
                 finish(answer.map_err(gone)??)
             }

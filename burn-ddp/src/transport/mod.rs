@@ -15,7 +15,7 @@ mod liveness;
 mod loopback;
 mod peer;
 pub(crate) mod poll;
-#[cfg(target_os = "linux")]
+#[cfg_attr(not(target_os = "linux"), path = "no_shm.rs")]
 pub mod shm;
 pub mod tcp;
 

@@ -4,8 +4,8 @@
 //! then sleeps in the kernel. The danger of such a mixture is the lost wake-up: a rank decides to sleep while the
 //! counter moves. Here the sleeper announces itself before it looks for the last time, and the other side moves the
 //! counter before it looks for sleepers, with a full fence between in both, so at least one of them sees the other; and
-//! the kernel compares the counter once more as it puts the sleeper to bed. The test at the foot of this file lets
-//! `loom` try every interleaving (`RUSTFLAGS="--cfg loom" cargo test -p burn-ddp --no-default-features --lib handoff`).
+//! the kernel compares the counter once more as it puts the sleeper to bed. The tests at the foot of this file let `loom`
+//! try the interleavings; `checks/Cargo.toml` has the command.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};

@@ -82,11 +82,22 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Bytes that the host could still give, for messages.
+/// Bytes that the host, or the container, could still give.
 fn available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    let host = || {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    let container = || {
+        let number = |file: &str| {
+            let text = std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?;
+            text.trim().parse::<u64>().ok()
+        };
+        // "max" is no number, and no limit.
+        Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    };
+    [host(), container()].into_iter().flatten().min()
 }
 
 #[cfg(all(test, not(miri)))]

@@ -140,15 +140,19 @@ impl Board {
             for member in 0..self.plan.members.len() {
                 if member != self.me && !self.line(member).has_reached(self.step) {
                     self.wait(member, deadline).map_err(|error| {
-                        let error = error.context(format_args!("{} in {operation}", self.plan.members[self.me]));
-                        self.liveness.fail(error.clone());
-                        self.liveness.cause().unwrap_or(error)
+                        self.fail(error.context(format_args!("{} in {operation}", self.plan.members[self.me])))
                     })?;
                 }
             }
             self.settled = true;
         }
         Ok(Turn { board: self })
+    }
+
+    /// Ends the group because of `error`; returns why it has ended, if there was an earlier cause.
+    pub fn fail(&self, error: Error) -> Error {
+        self.liveness.fail(error.clone());
+        self.liveness.cause().unwrap_or(error)
     }
 
     fn wait(&self, member: usize, deadline: Deadline) -> Result<()> {

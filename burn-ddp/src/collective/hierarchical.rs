@@ -1,0 +1,305 @@
+//! `all_reduce` of a group whose ranks share memory with some peers and are connected to all others by wire.
+//!
+//! The first ranks of each host, as many as the smallest host has, are its *lanes*: lane l of a host answers for the
+//! l-th part of the data and talks to the lanes l of the other hosts, and to nobody else. What it sends is not each
+//! rank's data but the partial results that the tree needs: if the ranks of a host form a subtree, that is one, and a
+//! host's traffic is that of one rank; if they do not, it is one for each of the largest subtrees that they do form.
+//! They travel in the type in which they are added up, so nothing is rounded between, and the bits are those of the
+//! tree over all ranks.
+//!
+//! The same in numbers: a host sends `2 n (H - 1) / H` bytes over its lanes together, where `H` hosts without shared
+//! memory would send that for each rank.
+
+use std::ops::Range;
+
+use super::chunk::chunk;
+use super::exchange::Exchange;
+use super::hosts::Hosts;
+use super::scratch::Scratch;
+use super::segments::Segments;
+use super::shared::{Shared, part};
+use super::tree::{Node, complete, nodes_within, partial_size, reduce_node};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::Result;
+use crate::rank::Rank;
+
+/// Bytes of the data that go through at a time: enough for a frame that fills a link, few enough for a cache.
+const SPAN: usize = 2 << 20;
+
+/// What every rank knows of the division into hosts and lanes.
+struct Lanes<'a> {
+    hosts: &'a [Vec<Rank>],
+    /// This rank's host.
+    host: usize,
+    /// This rank's position in it.
+    position: usize,
+    /// Lanes of each host.
+    count: usize,
+    /// By host.
+    nodes: Vec<Vec<Node>>,
+}
+
+impl<'a> Lanes<'a> {
+    fn new(hosts: &'a [Vec<Rank>], host: usize, me: Rank, world_size: usize) -> Self {
+        let count = hosts.iter().map(Vec::len).min().unwrap_or(1);
+        let position = hosts[host].iter().position(|rank| *rank == me).unwrap_or(0);
+        let ranks = |host: &Vec<Rank>| host.iter().map(|rank| rank.0).collect::<Vec<_>>();
+        let nodes = hosts.iter().map(|host| nodes_within(world_size, &ranks(host))).collect();
+        Self { hosts, host, position, count, nodes }
+    }
+
+    /// This rank's lane, if it has one.
+    fn mine(&self) -> Option<usize> {
+        (self.position < self.count).then_some(self.position)
+    }
+}
+
+/// Replaces `data` by its reduction over all ranks.
+pub(super) fn all_reduce(
+    hosts: &mut Hosts,
+    exchange: &mut Exchange<'_>,
+    scratch: &mut Scratch,
+    dtype: DType,
+    op: ReduceOp,
+    data: &mut Segments<'_, '_>,
+) -> Result<()> {
+    let lanes = Lanes::new(&hosts.table, hosts.mine, exchange.rank(), exchange.world_size());
+    let mut shared = hosts.board.as_mut().map(|board| Shared {
+        board,
+        header: exchange.header,
+        deadline: exchange.deadline,
+    });
+    let size = dtype.size();
+    let count = data.len() / size;
+    let spans = data.len().div_ceil(SPAN).max(1);
+    for index in 0..spans {
+        let span = chunk(count, spans, index);
+        let part = |lane: usize| {
+            let part = chunk(span.len(), lanes.count, lane);
+            span.start + part.start..span.start + part.end
+        };
+        Span { lanes: &lanes, dtype, op, part: &part, first: index == 0 }.run(
+            shared.as_mut(),
+            exchange,
+            scratch,
+            data,
+        )?;
+    }
+    Ok(())
+}
+
+/// One span on its way.
+struct Span<'a> {
+    lanes: &'a Lanes<'a>,
+    dtype: DType,
+    op: ReduceOp,
+    /// Elements for which a lane answers.
+    part: &'a dyn Fn(usize) -> Range<usize>,
+    /// Of the operation, in which headers are compared.
+    first: bool,
+}
+
+impl Span<'_> {
+    fn run(
+        &self,
+        mut shared: Option<&mut Shared<'_>>,
+        exchange: &mut Exchange<'_>,
+        scratch: &mut Scratch,
+        data: &mut Segments<'_, '_>,
+    ) -> Result<()> {
+        let wide = partial_size(self.dtype);
+        let lane = self.lanes.mine();
+        let part = lane.map_or(0..0, self.part);
+        let all_nodes: usize = self.lanes.nodes.iter().map(Vec::len).sum();
+        // Partial results of this host, those of the others for this rank's share, and the result.
+        let most = (self.part)(0).len() * all_nodes.max(1) * wide;
+        let mut room = scratch.pieces(3, most).into_iter();
+        let (Some(partials), Some(incoming), Some(result)) = (room.next(), room.next(), room.next()) else {
+            return Ok(());
+        };
+        let result = &mut result[..part.len() * self.dtype.size()];
+        let mine = self.lanes.nodes[self.lanes.host].len();
+        let partials = &mut partials[..mine * part.len() * wide];
+        match &mut shared {
+            Some(shared) => self.collect(shared, data, partials, part.len())?,
+            None => self.widen(data, &part, incoming, partials)?,
+        }
+        if lane.is_some() {
+            self.exchange(exchange, partials, incoming, result, part.len())?;
+        }
+        match shared {
+            Some(shared) => self.distribute(shared, data, result),
+            None => {
+                data.copy_in(part.start * self.dtype.size(), result);
+                Ok(())
+            }
+        }
+    }
+
+    /// How a part goes over the board: in so many steps, each of which takes so many bytes of every lane.
+    fn steps(&self, shared: &Shared<'_>) -> (usize, usize) {
+        let stride = part(shared.room(), self.lanes.count);
+        let longest = (self.part)(0).len() * self.dtype.size();
+        (longest.div_ceil(stride / self.dtype.size() * self.dtype.size()).max(1), stride)
+    }
+
+    /// Bytes of `lane`'s part in a step, counted from the beginning of the data.
+    fn range(&self, lane: usize, steps: usize, step: usize) -> Range<usize> {
+        let (part, size) = ((self.part)(lane), self.dtype.size());
+        let now = chunk(part.len(), steps, step);
+        (part.start + now.start) * size..(part.start + now.end) * size
+    }
+
+    /// Leaves in `partials`, node after node, the partial results of this host for this rank's part of `count` elements.
+    fn collect(
+        &self,
+        shared: &mut Shared<'_>,
+        data: &mut Segments<'_, '_>,
+        partials: &mut [u8],
+        count: usize,
+    ) -> Result<()> {
+        let (steps, stride) = self.steps(shared);
+        let (size, wide) = (self.dtype.size(), partial_size(self.dtype));
+        let host = &self.lanes.hosts[self.lanes.host];
+        for step in 0..steps {
+            let write = |mine: &mut [u8]| {
+                for lane in 0..self.lanes.count {
+                    let range = self.range(lane, steps, step);
+                    data.copy_out(range.clone(), &mut mine[lane * stride..][..range.len()]);
+                }
+            };
+            match step {
+                0 if self.first => shared.begin(0, write)?,
+                _ => shared.write(write)?,
+            }
+            shared.read(|theirs| {
+                let Some(lane) = self.lanes.mine() else { return Ok(()) };
+                let range = self.range(lane, steps, step);
+                let before = (range.start / size - (self.part)(lane).start) * wide;
+                let leaf = |rank: usize| {
+                    let member = host.iter().position(|other| other.0 == rank).unwrap_or(0);
+                    &theirs.of(member)[lane * stride..][..range.len()]
+                };
+                for (index, node) in self.lanes.nodes[self.lanes.host].iter().enumerate() {
+                    let into = &mut partials[index * count * wide + before..][..range.len() / size * wide];
+                    reduce_node(self.op, self.dtype, node.clone(), &leaf, into)?;
+                }
+                Ok(())
+            })??;
+        }
+        Ok(())
+    }
+
+    /// The same on a host of one rank.
+    fn widen(
+        &self,
+        data: &Segments<'_, '_>,
+        part: &Range<usize>,
+        room: &mut [u8],
+        partials: &mut [u8],
+    ) -> Result<()> {
+        let size = self.dtype.size();
+        let own = &mut room[..part.len() * size];
+        data.copy_out(part.start * size..part.end * size, own);
+        for node in &self.lanes.nodes[self.lanes.host] {
+            reduce_node(self.op, self.dtype, node.clone(), &|_| &*own, partials)?;
+        }
+        Ok(())
+    }
+
+    /// Partial results to the lanes of the other hosts, and their result for this part of `count` elements.
+    fn exchange(
+        &self,
+        exchange: &mut Exchange<'_>,
+        partials: &[u8],
+        incoming: &mut [u8],
+        result: &mut [u8],
+        count: usize,
+    ) -> Result<()> {
+        let (size, wide) = (self.dtype.size(), partial_size(self.dtype));
+        let hosts = self.lanes.hosts.len();
+        let share = |host: usize| chunk(count, hosts, host);
+        let mine = share(self.lanes.host);
+        let nodes = |host: usize| self.lanes.nodes[host].len();
+        // Where the partial results of a host begin in `incoming`.
+        let at = |host: usize| (0..host).map(nodes).sum::<usize>() * mine.len() * wide;
+        for (to, from) in self.rounds() {
+            let theirs = share(to);
+            let body: Vec<&[u8]> = (0..nodes(self.lanes.host))
+                .map(|node| {
+                    let start = (node * count + theirs.start) * wide;
+                    &partials[start..start + theirs.len() * wide]
+                })
+                .collect();
+            let into = &mut incoming[at(from)..at(from + 1)];
+            exchange.swap(0, self.peers(to, from), &body, &mut [into])?;
+        }
+        let mut all: Vec<(Node, &[u8])> = Vec::new();
+        for (host, of_host) in self.lanes.nodes.iter().enumerate() {
+            for (index, node) in of_host.iter().enumerate() {
+                let bytes = match host == self.lanes.host {
+                    true => &partials[(index * count + mine.start) * wide..][..mine.len() * wide],
+                    false => &incoming[at(host) + index * mine.len() * wide..][..mine.len() * wide],
+                };
+                all.push((node.clone(), bytes));
+            }
+        }
+        all.sort_by_key(|(node, _)| node.start);
+        let own = &mut result[mine.start * size..mine.end * size];
+        complete(self.op, self.dtype, exchange.world_size(), &all, own)?;
+        for (to, from) in self.rounds() {
+            let theirs = share(from);
+            let (mut before, mut after) = result.split_at_mut(mine.start * size);
+            let (own, rest) = after.split_at_mut(mine.len() * size);
+            let own = &*own;
+            after = rest;
+            let into = match from < self.lanes.host {
+                true => &mut before[theirs.start * size..theirs.end * size],
+                false => {
+                    let skipped = mine.end;
+                    before = &mut [];
+                    &mut after[(theirs.start - skipped) * size..(theirs.end - skipped) * size]
+                }
+            };
+            exchange.swap(1, self.peers(to, from), &[own], &mut [into])?;
+        }
+        Ok(())
+    }
+
+    /// For each round, the host to send to and the one to receive from.
+    fn rounds(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (host, hosts) = (self.lanes.host, self.lanes.hosts.len());
+        (1..hosts).map(move |step| ((host + step) % hosts, (host + hosts - step) % hosts))
+    }
+
+    fn peers(&self, to: usize, from: usize) -> (Rank, Rank) {
+        let lane = self.lanes.position;
+        (self.lanes.hosts[to][lane], self.lanes.hosts[from][lane])
+    }
+
+    /// The results of all lanes to all ranks of this host.
+    fn distribute(
+        &self,
+        shared: &mut Shared<'_>,
+        data: &mut Segments<'_, '_>,
+        result: &[u8],
+    ) -> Result<()> {
+        let (steps, _) = self.steps(shared);
+        let size = self.dtype.size();
+        for step in 0..steps {
+            shared.write(|mine| {
+                let Some(lane) = self.lanes.mine() else { return };
+                let range = self.range(lane, steps, step);
+                let start = range.start - (self.part)(lane).start * size;
+                mine[..range.len()].copy_from_slice(&result[start..start + range.len()]);
+            })?;
+            shared.read(|theirs| {
+                for lane in 0..self.lanes.count {
+                    let range = self.range(lane, steps, step);
+                    data.copy_in(range.start, &theirs.of(lane)[..range.len()]);
+                }
+            })?;
+        }
+        Ok(())
+    }
+}
