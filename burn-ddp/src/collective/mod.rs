@@ -39,6 +39,7 @@ mod element;
 mod exchange;
 mod reduce_scatter;
 mod scratch;
+mod segments;
 mod tree;
 
 pub use chunk::chunk;
