@@ -28,7 +28,7 @@ type Reduction = fn(&mut Collectives, DType, ReduceOp, &Buffer) -> Result<Buffer
 
 fn all_reduced(ranks: &mut Collectives, dtype: DType, op: ReduceOp, input: &Buffer) -> Result<Buffer> {
     let mut data = input.clone();
-    ranks.all_reduce(dtype, op, data.bytes_mut())?;
+    ranks.all_reduce(dtype, op, &mut [data.bytes_mut()])?;
     Ok(data)
 }
 
@@ -136,7 +136,7 @@ fn broadcast_brings_the_roots_data_from_any_root() {
                     DType::ALL.into_iter().flat_map(|d| counts(world).into_iter().map(move |c| (d, c)))
                 {
                     let mut data = input(dtype, count, ranks.rank().0);
-                    ranks.broadcast(dtype, Rank(root), data.bytes_mut())?;
+                    ranks.broadcast(dtype, Rank(root), &mut [data.bytes_mut()])?;
                     let expected = input(dtype, count, root);
                     assert!(data.bytes() == expected.bytes(), "{count} x {dtype}, root {root} of {world}");
                 }
@@ -168,7 +168,7 @@ fn half_precision_means_neither_overflow_nor_vanish() {
         for count in [3, 5000] {
             launch(over_loopback(2), move |ranks| {
                 let mut data = vec![value; count];
-                ranks.all_reduce(DType::F16, ReduceOp::Mean, bytemuck::cast_slice_mut(&mut data))?;
+                ranks.all_reduce(DType::F16, ReduceOp::Mean, &mut [bytemuck::cast_slice_mut(&mut data)])?;
                 assert_eq!(data, vec![value; count]);
                 Ok(())
             });
@@ -184,7 +184,7 @@ fn two_hundred_all_reduces_in_a_row() {
             let count = [1, 7, 1000][step % 3];
             let mut data: Vec<f32> =
                 (0..count).map(|at| (ranks.rank().0 * 1000 + at + step) as f32).collect();
-            ranks.all_reduce(DType::F32, ReduceOp::Sum, bytemuck::cast_slice_mut(&mut data))?;
+            ranks.all_reduce(DType::F32, ReduceOp::Sum, &mut [bytemuck::cast_slice_mut(&mut data)])?;
             let expected: Vec<f32> = (0..count).map(|at| (6000 + 4 * (at + step)) as f32).collect();
             assert_eq!(data, expected, "step {step}");
         }
@@ -245,7 +245,7 @@ type Call = fn(&mut Collectives) -> Result<()>;
 type Named = (&'static str, Call);
 
 fn sum(ranks: &mut Collectives, dtype: DType, op: ReduceOp, count: usize) -> Result<()> {
-    ranks.all_reduce(dtype, op, Buffer::zeroed(count * dtype.size()).bytes_mut())
+    ranks.all_reduce(dtype, op, &mut [Buffer::zeroed(count * dtype.size()).bytes_mut()])
 }
 
 /// Calls that do not match each other, with the words that name each.
@@ -263,9 +263,9 @@ const CALLS: [Named; 14] = [
         ranks.all_gather(DType::F32, &[0; 24], &mut vec![0; 24 * ranks.world_size()])
     }),
     ("all_gather #1 (0 x u8)", |ranks| ranks.all_gather_bytes(&[1, 2, 3]).map(drop)),
-    ("broadcast #1 (root 0, 6 x f32)", |ranks| ranks.broadcast(DType::F32, Rank(0), &mut [0; 24])),
-    ("broadcast #1 (root 1, 6 x f32)", |ranks| ranks.broadcast(DType::F32, Rank(1), &mut [0; 24])),
-    ("broadcast #1 (root 0, 9000 x u8)", |ranks| ranks.broadcast(DType::U8, Rank(0), &mut [0; 9000])),
+    ("broadcast #1 (root 0, 6 x f32)", |ranks| ranks.broadcast(DType::F32, Rank(0), &mut [&mut [0; 24]])),
+    ("broadcast #1 (root 1, 6 x f32)", |ranks| ranks.broadcast(DType::F32, Rank(1), &mut [&mut [0; 24]])),
+    ("broadcast #1 (root 0, 9000 x u8)", |ranks| ranks.broadcast(DType::U8, Rank(0), &mut [&mut [0; 9000]])),
     ("broadcast #1 (root 0, 0 x u8)", |ranks| ranks.broadcast(DType::U8, Rank(0), &mut [])),
     ("barrier #1 (0 x u8)", |ranks| ranks.barrier()),
 ];
@@ -359,7 +359,7 @@ fn a_silent_peer_is_an_error_at_the_deadline() {
     let mut wires = loopback(&[Liveness::new(2), Liveness::new(2)]).into_iter();
     let (waiting, _silent) = (wires.next().expect("rank 0"), wires.next().expect("rank 1"));
     let mut ranks = Collectives::new(Box::new(waiting), Duration::from_millis(50));
-    let error = ranks.all_reduce(DType::U8, ReduceOp::Sum, &mut [1]).expect_err("rank 1 never came");
+    let error = ranks.all_reduce(DType::U8, ReduceOp::Sum, &mut [&mut [1]]).expect_err("rank 1 never came");
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.to_string().contains("rank 1 in all_reduce #0"), "{error}");
 }
@@ -377,15 +377,15 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
         let (sum, f32) = (ReduceOp::Sum, DType::F32);
         // On one rank only: had anything been sent, the other would meet it in the barrier.
         if ranks.rank() == Rank(1) {
-            refused(ranks.all_reduce(f32, sum, &mut data[..7]), "7 bytes");
-            refused(ranks.all_reduce(f32, sum, &mut data[1..9]), "not aligned");
+            refused(ranks.all_reduce(f32, sum, &mut [&mut data[..7]]), "7 bytes");
+            refused(ranks.all_reduce(f32, sum, &mut [&mut data[1..9]]), "not aligned");
             refused(ranks.reduce_scatter(f32, sum, &[0; 6], data), "6 bytes");
             refused(ranks.reduce_scatter(f32, sum, &[0; 12], &mut data[..8]), "fills 4");
             refused(ranks.reduce_scatter(f32, sum, &[0; 12], &mut data[2..6]), "not aligned");
             refused(ranks.all_gather(f32, &[0; 3], data), "3 bytes");
             refused(ranks.all_gather(f32, &[0; 4], data), "fills 8");
-            refused(ranks.broadcast(f32, Rank(0), &mut data[..5]), "5 bytes");
-            refused(ranks.broadcast(f32, Rank(2), data), "rank 2, but the group has 2");
+            refused(ranks.broadcast(f32, Rank(0), &mut [&mut data[..5]]), "5 bytes");
+            refused(ranks.broadcast(f32, Rank(2), &mut [data]), "rank 2, but the group has 2");
         }
         assert_eq!(ranks.sequence(), 0);
         ranks.barrier()
@@ -403,20 +403,20 @@ fn a_world_of_one_keeps_its_data_and_sends_nothing() {
         fn world_size(&self) -> usize {
             1
         }
-        fn send(&mut self, _: Rank, _: &Header, _: &[u8], _: Deadline) -> Result<()> {
+        fn send(&mut self, _: Rank, _: &Header, _: &[&[u8]], _: Deadline) -> Result<()> {
             panic!("sent")
         }
-        fn recv(&mut self, _: Rank, _: &Header, _: &mut [u8], _: Deadline) -> Result<()> {
+        fn recv(&mut self, _: Rank, _: &Header, _: &mut [&mut [u8]], _: Deadline) -> Result<()> {
             panic!("received")
         }
         fn send_recv(
             &mut self,
             _: Rank,
             _: &Header,
-            _: &[u8],
+            _: &[&[u8]],
             _: Rank,
             _: &Header,
-            _: &mut [u8],
+            _: &mut [&mut [u8]],
             _: Deadline,
         ) -> Result<()> {
             panic!("exchanged")
@@ -433,7 +433,7 @@ fn a_world_of_one_keeps_its_data_and_sends_nothing() {
         }
         let mut output = vec![0; input.bytes];
         ranks.all_gather(DType::F32, input.bytes(), &mut output).expect("nothing can fail");
-        ranks.broadcast(DType::F32, Rank(0), &mut output).expect("nothing can fail");
+        ranks.broadcast(DType::F32, Rank(0), &mut [&mut output]).expect("nothing can fail");
         assert_eq!(output, input.bytes());
         assert_eq!(ranks.all_gather_bytes(&output).expect("nothing can fail"), [output]);
     }

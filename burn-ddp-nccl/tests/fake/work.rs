@@ -73,12 +73,12 @@ impl Work {
         let result = match kind {
             Kind::AllReduce | Kind::Reduce => {
                 let mut data = read(bytes);
-                all.all_reduce(dtype, op, data.bytes_mut())?;
+                all.all_reduce(dtype, op, &mut [data.bytes_mut()])?;
                 data
             }
             Kind::Broadcast => {
                 let mut data = if is_root { read(bytes) } else { Copied::zeros(bytes) };
-                all.broadcast(dtype, root, data.bytes_mut())?;
+                all.broadcast(dtype, root, &mut [data.bytes_mut()])?;
                 data
             }
             Kind::ReduceScatter => {

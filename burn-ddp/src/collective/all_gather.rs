@@ -37,7 +37,7 @@ impl Collectives {
             let mut gathered = lengths.into_iter().enumerate().map(room).collect::<Result<Vec<Vec<u8>>>>()?;
             gathered[exchange.rank().0].copy_from_slice(input);
             for (to, from) in exchange.rounds() {
-                exchange.swap(1, (to, from), input, &mut gathered[from.0])?;
+                exchange.swap(1, (to, from), &[input], &mut [&mut gathered[from.0]])?;
             }
             Ok(gathered)
         })
@@ -70,7 +70,7 @@ impl Collectives {
             }
             for (to, from) in exchange.rounds() {
                 let body = if to == root { input } else { &[] };
-                exchange.swap(1, (to, from), body, &mut gathered[from.0])?;
+                exchange.swap(1, (to, from), &[body], &mut [&mut gathered[from.0]])?;
             }
             Ok(if is_root { gathered } else { Vec::new() })
         })
@@ -82,7 +82,7 @@ fn gather(exchange: &mut Exchange<'_>, input: &[u8], output: &mut [u8]) -> Resul
     let place = |rank: usize| rank * input.len()..(rank + 1) * input.len();
     output[place(exchange.rank().0)].copy_from_slice(input);
     for (to, from) in exchange.rounds() {
-        exchange.swap(0, (to, from), input, &mut output[place(from.0)])?;
+        exchange.swap(0, (to, from), &[input], &mut [&mut output[place(from.0)]])?;
     }
     Ok(())
 }

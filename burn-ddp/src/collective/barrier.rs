@@ -52,7 +52,7 @@ impl Collectives {
         self.operation(header, |exchange, _| {
             let Some(round) = exchange.rounds().next() else { return Ok(()) };
             let mut theirs = [0; size_of::<u64>()];
-            exchange.swap(ANNOUNCED, round, &mine, &mut theirs)?;
+            exchange.swap(ANNOUNCED, round, &[&mine], &mut [&mut theirs])?;
             if theirs == mine {
                 return Ok(());
             }

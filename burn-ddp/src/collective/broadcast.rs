@@ -2,6 +2,7 @@
 //! root's wire carries it twice at most and not once per rank.
 
 use super::exchange::{Exchange, byte_chunk};
+use super::segments::Segments;
 use super::{Collectives, SMALL, elements};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -9,14 +10,19 @@ use crate::rank::Rank;
 use crate::transport::OpKind;
 
 impl Collectives {
-    /// Replaces `data` on every rank by the root's.
+    /// Replaces `data` on every rank by the root's. It is a list of buffers that count as one run of elements; ranks may
+    /// divide the elements differently.
     ///
     /// # Errors
-    /// `Config` for a length that is no multiple of the element size or a root outside the group; else what
+    /// `Config` for a buffer whose length is no multiple of the element size or a root outside the group; else what
     /// ended the operation (see [`Collectives`]), and `data` is then of no use.
-    pub fn broadcast(&mut self, dtype: DType, root: Rank, data: &mut [u8]) -> Result<()> {
+    pub fn broadcast(&mut self, dtype: DType, root: Rank, data: &mut [&mut [u8]]) -> Result<()> {
         self.check()?;
-        let count = elements("the data of broadcast", dtype, data)?;
+        let mut count = 0;
+        for part in data.iter() {
+            count += elements("the data of broadcast", dtype, part)?;
+        }
+        let mut data = Segments::new(data);
         let world_size = self.world_size();
         if root.0 >= world_size {
             return Err(Error::config(format!(
@@ -27,11 +33,11 @@ impl Collectives {
         self.operation(header, |exchange, _| {
             // Between two ranks chunks would take the same wire in two phases.
             if data.len() <= SMALL || world_size == 2 {
-                return from_root(exchange, root, data, |bytes, _| 0..bytes);
+                return from_root(exchange, root, &mut data, |bytes, _| 0..bytes);
             }
             let chunk = |bytes, rank| byte_chunk(bytes, dtype.size(), world_size, rank);
-            from_root(exchange, root, data, chunk)?;
-            exchange.gather_chunks(data, dtype.size(), Some(root))
+            from_root(exchange, root, &mut data, chunk)?;
+            exchange.gather_chunks(&mut data, dtype.size(), Some(root))
         })
     }
 }
@@ -40,19 +46,15 @@ impl Collectives {
 fn from_root(
     exchange: &mut Exchange<'_>,
     root: Rank,
-    data: &mut [u8],
+    data: &mut Segments<'_, '_>,
     part: impl Fn(usize, Rank) -> std::ops::Range<usize>,
 ) -> Result<()> {
-    let rank = exchange.rank();
+    let (rank, bytes) = (exchange.rank(), data.len());
     for (to, from) in exchange.rounds() {
-        if rank == root {
-            exchange.swap(0, (to, from), &data[part(data.len(), to)], &mut [])?;
-        } else if from == root {
-            let own = part(data.len(), rank);
-            exchange.swap(0, (to, from), &[], &mut data[own])?;
-        } else {
-            exchange.swap(0, (to, from), &[], &mut [])?;
-        }
+        let out = if rank == root { part(bytes, to) } else { 0..0 };
+        let own = if from == root { part(bytes, rank) } else { 0..0 };
+        let (body, mut into) = data.borrow([out], own);
+        exchange.swap(0, (to, from), &body, &mut into)?;
     }
     Ok(())
 }

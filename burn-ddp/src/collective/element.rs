@@ -2,14 +2,13 @@
 //!
 //! A reduction is only as good as the type it adds in: two half-precision gradients of 40000 have a mean of
 //! 40000, but their half-precision sum is infinite, and dividing first loses the smallest ones. So elements
-//! are widened to an [`Accumulator`], combined there, and rounded once. Conversions work on slices because
-//! half precision is converted several at a time by the processor, and far slower one by one.
+//! are widened to an [`Accumulator`], combined there, and rounded once. Half precision is converted several at a
+//! time by the processor, and far slower one by one; all other types one by one, which compilers make vectors of.
 
 use bytemuck::Pod;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::dtype::ReduceOp;
+use super::lanes::Lanes;
 
 /// Runs an expression with `$T` standing for the Rust type of a [`DType`](crate::dtype::DType): the one place
 /// where a value becomes a type.
@@ -33,7 +32,7 @@ macro_rules! with_element {
 pub(super) use with_element;
 
 /// A type in which elements of several ranks are combined.
-pub(super) trait Accumulator: Copy + Default {
+pub(super) trait Accumulator: Pod + Default {
     fn add(self, other: Self) -> Self;
     /// The smaller one; the left one of equals (zeros of both signs), NaN if either is.
     fn least(self, other: Self) -> Self;
@@ -50,54 +49,45 @@ pub(super) trait Accumulator: Copy + Default {
 pub(super) trait Element: Pod {
     type Acc: Accumulator;
 
-    fn widen(values: &[Self], into: &mut [Self::Acc]);
+    /// Whether one by one is a good way to convert.
+    const SINGLY: bool = true;
 
-    /// Rounds; integers that do not fit wrap.
-    fn narrow(values: &[Self::Acc], into: &mut [Self]);
+    fn wide(self) -> Self::Acc;
 
-    /// The values themselves where they need no widening.
-    fn as_wide(_values: &[Self]) -> Option<&[Self::Acc]> {
-        None
+    /// Rounds a settled value; integers that do not fit wrap.
+    fn narrowed(value: Self::Acc) -> Self;
+
+    #[inline(always)]
+    fn widen(_: Lanes, values: &[Self], into: &mut [Self::Acc]) {
+        into.iter_mut().zip(values).for_each(|(into, value)| *into = value.wide());
     }
-}
 
-/// Combines each element of `left` with its counterpart in `right`; a mean is still a sum here.
-pub(super) fn combine<A: Accumulator>(op: ReduceOp, left: &mut [A], right: &[A]) {
-    fn each<A: Accumulator>(left: &mut [A], right: &[A], combined: impl Fn(A, A) -> A) {
-        for (left, right) in left.iter_mut().zip(right) {
-            *left = combined(*left, *right);
-        }
-    }
-    match op {
-        ReduceOp::Sum | ReduceOp::Mean => each(left, right, A::add),
-        ReduceOp::Min => each(left, right, A::least),
-        ReduceOp::Max => each(left, right, A::greatest),
-    }
-}
-
-/// The last step before rounding.
-pub(super) fn finish<A: Accumulator>(op: ReduceOp, ranks: usize, values: &mut [A]) {
-    match op {
-        ReduceOp::Mean => values.iter_mut().for_each(|value| *value = value.divided(ranks).settled()),
-        _ => values.iter_mut().for_each(|value| *value = value.settled()),
+    #[inline(always)]
+    fn narrow(_: Lanes, values: &[Self::Acc], into: &mut [Self]) {
+        into.iter_mut().zip(values).for_each(|(into, value)| *into = Self::narrowed(*value));
     }
 }
 
 macro_rules! float_accumulator {
     ($($float:ident),*) => {$(
         impl Accumulator for $float {
+            #[inline(always)]
             fn add(self, other: Self) -> Self {
                 self + other
             }
+            #[inline(always)]
             fn least(self, other: Self) -> Self {
                 if self <= other || self.is_nan() { self } else { other }
             }
+            #[inline(always)]
             fn greatest(self, other: Self) -> Self {
                 if self >= other || self.is_nan() { self } else { other }
             }
+            #[inline(always)]
             fn divided(self, ranks: usize) -> Self {
                 self / ranks as $float
             }
+            #[inline(always)]
             fn settled(self) -> Self {
                 if self.is_nan() { $float::NAN } else { self }
             }
@@ -105,50 +95,74 @@ macro_rules! float_accumulator {
 
         impl Element for $float {
             type Acc = $float;
-            fn widen(values: &[Self], into: &mut [$float]) {
-                into.copy_from_slice(values);
+            #[inline(always)]
+            fn wide(self) -> Self {
+                self
             }
-            fn narrow(values: &[$float], into: &mut [Self]) {
-                into.copy_from_slice(values);
-            }
-            fn as_wide(values: &[Self]) -> Option<&[$float]> {
-                Some(values)
+            #[inline(always)]
+            fn narrowed(value: Self) -> Self {
+                value
             }
         }
     )*};
 }
 float_accumulator!(f32, f64);
 
-macro_rules! half_element {
-    ($($half:ident),*) => {$(
-        impl Element for $half {
-            type Acc = f32;
-            fn widen(values: &[Self], into: &mut [f32]) {
-                values.convert_to_f32_slice(into);
-            }
-            fn narrow(values: &[f32], into: &mut [Self]) {
-                into.convert_from_f32_slice(values);
-            }
-        }
-    )*};
+impl Element for bf16 {
+    type Acc = f32;
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    /// To the nearest, ties to even: half of the last place is added, and a little less where that place is even.
+    /// Too large values carry into infinity, and a settled NaN has nothing that could carry.
+    #[inline(always)]
+    fn narrowed(value: f32) -> Self {
+        let bits = value.to_bits();
+        let half = 0x7FFF + ((bits >> 16) & 1);
+        bf16::from_bits((bits.wrapping_add(half) >> 16) as u16)
+    }
 }
-half_element!(f16, bf16);
+
+impl Element for f16 {
+    type Acc = f32;
+    const SINGLY: bool = false;
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+    fn narrowed(value: f32) -> Self {
+        f16::from_f32(value)
+    }
+    #[inline(always)]
+    fn widen(lanes: Lanes, values: &[Self], into: &mut [f32]) {
+        lanes.widen_f16(values, into);
+    }
+    #[inline(always)]
+    fn narrow(lanes: Lanes, values: &[f32], into: &mut [Self]) {
+        lanes.narrow_f16(values, into);
+    }
+}
 
 macro_rules! integer_accumulator {
     ($($wide:ident),*) => {$(
         impl Accumulator for $wide {
+            #[inline(always)]
             fn add(self, other: Self) -> Self {
                 self.wrapping_add(other)
             }
+            #[inline(always)]
             fn least(self, other: Self) -> Self {
                 self.min(other)
             }
+            #[inline(always)]
             fn greatest(self, other: Self) -> Self {
                 self.max(other)
             }
+            #[inline(always)]
             fn divided(self, ranks: usize) -> Self {
                 self / ranks as $wide
             }
+            #[inline(always)]
             fn settled(self) -> Self {
                 self
             }
@@ -161,11 +175,13 @@ macro_rules! integer_element {
     ($($narrow:ident -> $wide:ident),*) => {$(
         impl Element for $narrow {
             type Acc = $wide;
-            fn widen(values: &[Self], into: &mut [$wide]) {
-                into.iter_mut().zip(values).for_each(|(into, value)| *into = (*value).into());
+            #[inline(always)]
+            fn wide(self) -> $wide {
+                self.into()
             }
-            fn narrow(values: &[$wide], into: &mut [Self]) {
-                into.iter_mut().zip(values).for_each(|(into, value)| *into = *value as $narrow);
+            #[inline(always)]
+            fn narrowed(value: $wide) -> Self {
+                value as $narrow
             }
         }
     )*};
@@ -175,6 +191,7 @@ integer_element!(u8 -> i64, i32 -> i64, i64 -> i128);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::lanes::fastest;
     use crate::dtype::DType;
 
     #[test]
@@ -195,9 +212,43 @@ mod tests {
 
     #[test]
     fn integers_wrap_when_narrowed_and_round_toward_zero() {
-        let mut bytes = [0u8; 1];
-        u8::narrow(&[300], &mut bytes);
-        assert_eq!(bytes, [44]);
+        assert_eq!(u8::narrowed(300), 44);
         assert_eq!(((-7i64).divided(2), 7i128.divided(2)), (-3, 3));
+    }
+
+    #[test]
+    fn brain_floats_round_like_those_of_the_library() {
+        let mut bits = 1u32;
+        for step in 0..300_000u32 {
+            // Every pattern near a tie, and scattered ones.
+            bits =
+                if step < 0x2_0000 { (step << 15) | (step & 1) } else { bits.wrapping_mul(747_796_405) + 1 };
+            let value = f32::from_bits(bits).settled();
+            let (got, expected) = (bf16::narrowed(value), bf16::from_f32(value));
+            assert_eq!(got.to_bits(), expected.to_bits(), "{value} ({bits:#x})");
+            assert_eq!(got.wide().to_bits(), expected.to_f32().to_bits());
+        }
+    }
+
+    #[test]
+    fn half_precision_is_converted_alike_with_any_lanes() {
+        let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        let mut expected: Vec<f32> = halves.iter().map(|half| half.to_f32()).collect();
+        for count in [0, 1, 7, 8, 9, halves.len()] {
+            let mut wide = vec![0.0; count];
+            fastest(|lanes| f16::widen(lanes, &halves[..count], &mut wide));
+            assert!(wide.iter().zip(&expected).all(|(got, expected)| got.to_bits() == expected.to_bits()));
+        }
+        // Values between the halves, where rounding matters.
+        for value in &mut expected {
+            *value = f32::from_bits(value.to_bits() + (value.to_bits() >> 7) % 0x2001).settled();
+        }
+        for count in [0, 1, 7, 8, 9, halves.len()] {
+            let mut narrow = vec![f16::ZERO; count];
+            fastest(|lanes| f16::narrow(lanes, &expected[..count], &mut narrow));
+            for (got, value) in narrow.iter().zip(&expected) {
+                assert_eq!(got.to_bits(), f16::from_f32(*value).to_bits(), "{value}");
+            }
+        }
     }
 }

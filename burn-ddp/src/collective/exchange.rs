@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use super::chunk::chunk;
 use super::scratch::Scratch;
+use super::segments::Segments;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::rank::Rank;
@@ -42,11 +43,11 @@ impl Exchange<'_> {
         &mut self,
         phase: u8,
         (to, from): (Rank, Rank),
-        body: &[u8],
-        into: &mut [u8],
+        body: &[&[u8]],
+        into: &mut [&mut [u8]],
     ) -> Result<()> {
-        let header = self.header.with_body(phase, body.len());
-        let expect = self.header.with_body(phase, into.len());
+        let header = self.header.with_body(phase, body.iter().map(|part| part.len()).sum());
+        let expect = self.header.with_body(phase, into.iter().map(|part| part.len()).sum());
         self.transport.send_recv(to, &header, body, from, &expect, into, self.deadline)
     }
 
@@ -56,12 +57,12 @@ impl Exchange<'_> {
         &mut self,
         scratch: &'s mut Scratch,
         bytes: usize,
-        body: impl Fn(Rank) -> &'d [u8],
+        body: impl Fn(Rank) -> Vec<&'d [u8]>,
     ) -> Result<Vec<&'s [u8]>> {
         let mut pieces = scratch.pieces(self.world_size() - 1, bytes);
         for (to, from) in self.rounds() {
             let slot = from.0 - usize::from(from > self.rank());
-            self.swap(0, (to, from), body(to), pieces[slot])?;
+            self.swap(0, (to, from), &body(to), &mut [pieces[slot]])?;
         }
         Ok(pieces.into_iter().map(|piece| &*piece).collect())
     }
@@ -70,28 +71,18 @@ impl Exchange<'_> {
     /// `complete` has them already and is sent none.
     pub(super) fn gather_chunks(
         &mut self,
-        data: &mut [u8],
+        data: &mut Segments<'_, '_>,
         element_size: usize,
         complete: Option<Rank>,
     ) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
-        let own = byte_chunk(data.len(), element_size, world_size, rank);
-        // The chunks up to this rank's and those after it can be written while its own is being read.
-        let (before, rest) = data.split_at_mut(own.start);
-        let (own, after) = rest.split_at_mut(own.len());
-        let total = before.len() + own.len() + after.len();
+        let bytes = data.len();
+        let chunk = |rank| byte_chunk(bytes, element_size, world_size, rank);
         for (to, from) in self.rounds() {
-            let body = if complete == Some(to) { &[] } else { &*own };
-            let theirs = byte_chunk(total, element_size, world_size, from);
-            let into = if complete == Some(rank) {
-                &mut []
-            } else if from < rank {
-                &mut before[theirs]
-            } else {
-                let skipped = total - after.len();
-                &mut after[theirs.start - skipped..theirs.end - skipped]
-            };
-            self.swap(1, (to, from), body, into)?;
+            let own = if complete == Some(to) { 0..0 } else { chunk(rank) };
+            let theirs = if complete == Some(rank) { 0..0 } else { chunk(from) };
+            let (body, mut into) = data.borrow([own], theirs);
+            self.swap(1, (to, from), &body, &mut into)?;
         }
         Ok(())
     }

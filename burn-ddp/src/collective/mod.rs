@@ -37,8 +37,12 @@ mod broadcast;
 mod chunk;
 mod element;
 mod exchange;
+mod fold;
+mod lanes;
+mod partial;
 mod reduce_scatter;
 mod scratch;
+mod segments;
 mod tree;
 
 pub use chunk::chunk;

@@ -29,7 +29,7 @@ impl Collectives {
         expect_length("the output of reduce_scatter", output.len(), chunk(rank).len())?;
         let header = self.header(OpKind::ReduceScatter, dtype, count).with_reduce(op);
         self.operation(header, |exchange, scratch| {
-            let pieces = exchange.collect(scratch, output.len(), |to| &input[chunk(to)])?;
+            let pieces = exchange.collect(scratch, output.len(), |to| vec![&input[chunk(to)]])?;
             output.copy_from_slice(&input[chunk(rank)]);
             reduce_in_place(op, dtype, rank.0, &pieces, output)
         })

@@ -8,15 +8,17 @@
 
 use std::ops::Range;
 
-use super::element::{Element, combine, finish, with_element};
+use bytemuck::{Pod, PodCastError};
+
+use super::element::{Element, with_element};
+use super::fold::{blocks, finish, fold, room, sum_four, sum_two};
+/// The same tree in parts.
+pub(super) use super::partial::{Node, combine_siblings, complete, nodes_within, partial_size, reduce_node};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 
-/// Elements combined at a time: all intermediate results of a block stay in the first-level cache.
-const BLOCK: usize = 2048;
-
 /// Where the tree splits `len` leaves: so many go left.
-fn left_part(len: usize) -> usize {
+pub(super) fn left_part(len: usize) -> usize {
     len.div_ceil(2)
 }
 
@@ -64,21 +66,90 @@ pub(super) fn reduce_in_place(
     others: &[&[u8]],
     data: &mut [u8],
 ) -> Result<()> {
+    reduce_blocks(op, dtype, own, others, data, None)
+}
+
+/// Like [`reduce_in_place`], and writes the result to `copy` too while it is in the cache.
+pub(super) fn reduce_in_place_and(
+    op: ReduceOp,
+    dtype: DType,
+    own: usize,
+    others: &[&[u8]],
+    data: &mut [u8],
+    copy: &mut [u8],
+) -> Result<()> {
+    same_length(data.len(), copy.len())?;
+    reduce_blocks(op, dtype, own, others, data, Some(copy))
+}
+
+fn reduce_blocks(
+    op: ReduceOp,
+    dtype: DType,
+    own: usize,
+    others: &[&[u8]],
+    data: &mut [u8],
+    mut copy: Option<&mut [u8]>,
+) -> Result<()> {
+    others.iter().try_for_each(|piece| same_length(data.len(), piece.len()))?;
     if data.is_empty() || others.is_empty() {
-        return others.iter().try_for_each(|piece| same_length(data.len(), piece.len()));
+        copy.into_iter().for_each(|copy| copy.copy_from_slice(data));
+        return Ok(());
     }
     with_element!(dtype, T => {
-        let others = others
-            .iter()
-            .map(|piece| {
-                same_length(data.len(), piece.len())?;
-                bytemuck::try_cast_slice::<u8, T>(piece).map_err(|error| unusable(dtype, error))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let data = bytemuck::try_cast_slice_mut::<u8, T>(data).map_err(|error| unusable(dtype, error))?;
-        Tree { op, own, others: &others }.reduce(data);
+        let data = elements_mut::<T>(dtype, data)?;
+        // Worlds of two and four have no list to make.
+        match (others, op) {
+            (&[other], ReduceOp::Sum | ReduceOp::Mean) if T::SINGLY => {
+                let other = elements::<T>(dtype, other)?;
+                for at in passes(data.len(), copy.is_some()) {
+                    sum_two(op, &mut data[at.clone()], &other[at.clone()]);
+                    copy_block(&mut copy, data, at);
+                }
+            }
+            (&[first, second, third], ReduceOp::Sum | ReduceOp::Mean) if T::SINGLY => {
+                let (sibling, far) = if own < 2 { (first, [second, third]) } else { (third, [first, second]) };
+                let sibling = elements::<T>(dtype, sibling)?;
+                let far = [elements::<T>(dtype, far[0])?, elements::<T>(dtype, far[1])?];
+                for at in passes(data.len(), copy.is_some()) {
+                    let far = far.map(|piece| &piece[at.clone()]);
+                    sum_four(op, &mut data[at.clone()], &sibling[at.clone()], far);
+                    copy_block(&mut copy, data, at);
+                }
+            }
+            _ => {
+                let others =
+                    others.iter().map(|piece| elements::<T>(dtype, piece)).collect::<Result<Vec<_>>>()?;
+                let ranks = others.len() + 1;
+                let mut room = room(data.len(), ranks);
+                for at in blocks(data.len()) {
+                    let (result, spare) = room.split_at_mut(at.len());
+                    let leaf = |rank: usize| match rank {
+                        _ if rank == own => &data[at.clone()],
+                        _ => &others[rank - usize::from(rank > own)][at.clone()],
+                    };
+                    fold(op, 0..ranks, &leaf, result, spare);
+                    finish(op, ranks, result, &mut data[at.clone()]);
+                    copy_block(&mut copy, data, at);
+                }
+            }
+        }
         Ok(())
     })
+}
+
+/// The parts in which `elements` elements are gone through: all at once, or in blocks whose result is still in the
+/// cache when it is copied.
+fn passes(elements: usize, in_blocks: bool) -> impl Iterator<Item = Range<usize>> {
+    let whole = (!in_blocks).then_some(0..elements);
+    let parts = in_blocks.then(|| blocks(elements)).into_iter().flatten();
+    whole.into_iter().chain(parts)
+}
+
+fn copy_block<T: Pod>(copy: &mut Option<&mut [u8]>, data: &[T], at: Range<usize>) {
+    if let Some(copy) = copy {
+        copy[at.start * size_of::<T>()..at.end * size_of::<T>()]
+            .copy_from_slice(bytemuck::cast_slice(&data[at]));
+    }
 }
 
 fn same_length(left: usize, right: usize) -> Result<()> {
@@ -88,69 +159,25 @@ fn same_length(left: usize, right: usize) -> Result<()> {
     Err(Error::config(format!("cannot reduce {left} bytes of one rank with {right} bytes of another")))
 }
 
-fn unusable(dtype: DType, error: bytemuck::PodCastError) -> Error {
+/// `bytes` as elements of `dtype`, or as its accumulators.
+pub(super) fn elements<T: Pod>(dtype: DType, bytes: &[u8]) -> Result<&[T]> {
+    bytemuck::try_cast_slice(bytes).map_err(|error| unusable(dtype, error))
+}
+
+/// Like [`elements`], for writing.
+pub(super) fn elements_mut<T: Pod>(dtype: DType, bytes: &mut [u8]) -> Result<&mut [T]> {
+    bytemuck::try_cast_slice_mut(bytes).map_err(|error| unusable(dtype, error))
+}
+
+fn unusable(dtype: DType, error: PodCastError) -> Error {
     Error::config(format!("a buffer cannot be read as {dtype}: {error}"))
-}
-
-struct Tree<'a, T> {
-    op: ReduceOp,
-    own: usize,
-    others: &'a [&'a [T]],
-}
-
-impl<T: Element> Tree<'_, T> {
-    fn reduce(&self, data: &mut [T]) {
-        let ranks = self.others.len() + 1;
-        let block = BLOCK.min(data.len());
-        // A right branch needs a block of its own while the left result waits: one for each level below.
-        let mut wide = vec![T::Acc::default(); block * (1 + ranks.ilog2() as usize)];
-        for start in (0..data.len()).step_by(block) {
-            let at = start..data.len().min(start + block);
-            let (result, spare) = wide.split_at_mut(block);
-            let result = &mut result[..at.len()];
-            self.fold(data, &at, 0..ranks, result, spare);
-            finish(self.op, ranks, result);
-            T::narrow(result, &mut data[at]);
-        }
-    }
-
-    fn leaf<'a>(&'a self, data: &'a [T], at: &Range<usize>, rank: usize) -> &'a [T] {
-        match rank {
-            _ if rank == self.own => &data[at.clone()],
-            _ => &self.others[rank - usize::from(rank > self.own)][at.clone()],
-        }
-    }
-
-    /// Leaves in `result` the combination of `ranks` for the elements `at`.
-    fn fold(
-        &self,
-        data: &[T],
-        at: &Range<usize>,
-        ranks: Range<usize>,
-        result: &mut [T::Acc],
-        spare: &mut [T::Acc],
-    ) {
-        if ranks.len() == 1 {
-            return T::widen(self.leaf(data, at, ranks.start), result);
-        }
-        let middle = ranks.start + left_part(ranks.len());
-        self.fold(data, at, ranks.start..middle, result, spare);
-        let right = middle..ranks.end;
-        if right.len() == 1
-            && let Some(values) = T::as_wide(self.leaf(data, at, right.start))
-        {
-            return combine(self.op, result, values);
-        }
-        let (mine, spare) = spare.split_at_mut(BLOCK.min(data.len()));
-        let mine = &mut mine[..at.len()];
-        self.fold(data, at, right, mine, spare);
-        combine(self.op, result, mine);
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::element::Accumulator;
+    use crate::collective::fold::BLOCK;
     use half::{bf16, f16};
 
     fn reduced<T: bytemuck::Pod>(op: ReduceOp, dtype: DType, pieces: &[Vec<T>]) -> Vec<T> {
@@ -158,6 +185,122 @@ mod tests {
         let pieces: Vec<&[u8]> = pieces.iter().map(|piece| bytemuck::cast_slice(piece)).collect();
         tree_reduce(op, dtype, &pieces, bytemuck::cast_slice_mut(&mut out)).unwrap();
         out
+    }
+
+    /// The fold of one element after the other, as a definition and not for speed.
+    fn defined<T: Element>(op: ReduceOp, pieces: &[Vec<T>]) -> Vec<T> {
+        let combined = |left: T::Acc, right: T::Acc| match op {
+            ReduceOp::Sum | ReduceOp::Mean => left.add(right),
+            ReduceOp::Min => left.least(right),
+            ReduceOp::Max => left.greatest(right),
+        };
+        let element = |at: usize| {
+            let values: Vec<T::Acc> = pieces.iter().map(|piece| piece[at].wide()).collect();
+            let value = pairwise(&values, &combined).unwrap();
+            T::narrowed(if op == ReduceOp::Mean { value.divided(pieces.len()) } else { value }.settled())
+        };
+        if let [only] = pieces { only.clone() } else { (0..pieces[0].len()).map(element).collect() }
+    }
+
+    /// Elements of all bit patterns, among them NaN, infinities and subnormals more often than by chance.
+    fn elements_of<T: Pod>(dtype: DType, count: usize, seed: usize) -> Vec<T> {
+        let mut state = seed as u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state ^ (state >> 29)
+        };
+        let mut bytes = Vec::with_capacity(count * size_of::<T>());
+        for _ in 0..count {
+            let (bits, kind) = (next(), next() >> 60);
+            let value = match (dtype, kind) {
+                (_, 0) => 0,
+                // Signed zeros, infinities, NaN and subnormals by their exponents.
+                (DType::F16, 1..4) => bits & 0x83FF,
+                (DType::F16, 4) => bits & 0xFC00 | 0x7C00,
+                (DType::BF16, 1..4) => bits & 0x807F,
+                (DType::BF16, 4) => bits & 0xFF80 | 0x7F80,
+                (DType::F32, 1..4) => bits & 0x807F_FFFF,
+                (DType::F32, 4) => bits & 0xFF80_0000 | 0x7F80_0000,
+                (DType::F64, 1..4) => bits & 0x800F_FFFF_FFFF_FFFF,
+                (DType::F64, 4) => bits & 0xFFF0_0000_0000_0000 | 0x7FF0_0000_0000_0000,
+                _ => bits,
+            };
+            bytes.extend_from_slice(&value.to_le_bytes()[..size_of::<T>()]);
+        }
+        bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+    }
+
+    /// Every way to reduce `pieces`, each from buffers that begin one element later than memory does.
+    fn check<T: Element>(op: ReduceOp, dtype: DType, pieces: &[Vec<T>]) {
+        let expected: Vec<u8> = bytemuck::cast_slice(&defined(op, pieces)).to_vec();
+        let shifted: Vec<Vec<T>> = pieces
+            .iter()
+            .map(|piece| std::iter::once(T::zeroed()).chain(piece.iter().copied()).collect())
+            .collect();
+        let bytes = |rank: usize| -> &[u8] { bytemuck::cast_slice(&shifted[rank][1..]) };
+        let world = pieces.len();
+        let context = || format!("{} x {dtype}, {op} of {world}", pieces[0].len());
+        for own in 0..world {
+            let others: Vec<&[u8]> = (0..world).filter(|rank| *rank != own).map(bytes).collect();
+            let mut data = shifted[own].clone();
+            reduce_in_place(op, dtype, own, &others, bytemuck::cast_slice_mut(&mut data[1..])).unwrap();
+            assert_eq!(bytemuck::cast_slice::<T, u8>(&data[1..]), expected, "{} at {own}", context());
+            let (mut data, mut copy) = (shifted[own].clone(), pieces[own].clone());
+            let copy: &mut [u8] = bytemuck::cast_slice_mut(&mut copy);
+            reduce_in_place_and(op, dtype, own, &others, bytemuck::cast_slice_mut(&mut data[1..]), copy)
+                .unwrap();
+            assert_eq!(bytemuck::cast_slice::<T, u8>(&data[1..]), expected, "{} at {own}", context());
+            assert_eq!(copy, expected, "the copy of {} at {own}", context());
+        }
+        if world == 1 {
+            return;
+        }
+        // Ranks dealt to one, two or three hosts, in turn and in runs; each host folds what nodes it has.
+        for hosts in 1..=3 {
+            for host_of in [|rank: usize, hosts, _| rank % hosts, |rank, hosts, world| rank * hosts / world] {
+                let mut nodes: Vec<Node> = Vec::new();
+                for host in 0..hosts {
+                    let members: Vec<usize> =
+                        (0..world).filter(|rank| host_of(*rank, hosts, world) == host).collect();
+                    nodes.extend(nodes_within(world, &members));
+                }
+                nodes.sort_by_key(|node| node.start);
+                let size = pieces[0].len() * partial_size(dtype);
+                let mut memory = vec![vec![0u128; size.div_ceil(16)]; nodes.len()];
+                for (node, memory) in nodes.iter().zip(&mut memory) {
+                    let out = &mut bytemuck::cast_slice_mut(memory)[..size];
+                    reduce_node(op, dtype, node.clone(), &bytes, out).unwrap();
+                }
+                let memory: Vec<&[u8]> =
+                    memory.iter().map(|memory| &bytemuck::cast_slice(memory)[..size]).collect();
+                let partials: Vec<(Node, &[u8])> = nodes.iter().cloned().zip(memory).collect();
+                let mut out = shifted[0].clone();
+                complete(op, dtype, world, &partials, bytemuck::cast_slice_mut(&mut out[1..])).unwrap();
+                assert_eq!(
+                    bytemuck::cast_slice::<T, u8>(&out[1..]),
+                    expected,
+                    "{} on {hosts} hosts",
+                    context()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_loop_is_the_definition_bit_for_bit() {
+        for dtype in DType::ALL {
+            for world in 1..=9 {
+                for count in [0, 1, 7, 16, 33, BLOCK + 5] {
+                    with_element!(dtype, T => {
+                        let pieces: Vec<Vec<T>> =
+                            (0..world).map(|rank| elements_of(dtype, count, rank * 7919 + count)).collect();
+                        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max] {
+                            check(op, dtype, &pieces);
+                        }
+                    });
+                }
+            }
+        }
     }
 
     /// Each rank's value alone, spread over several blocks and an incomplete one.

@@ -56,14 +56,12 @@ pub(crate) fn into_data<B: Backend>(tensor: AnyTensor<B>) -> Result<TensorData> 
 /// Runs [`Collectives`] over host bytes.
 pub struct HostEngine {
     collectives: Collectives,
-    // Several segments are reduced as one; the memory is kept because a page's first touch costs microseconds.
-    flat: Vec<u64>,
 }
 
 impl HostEngine {
     /// An engine over `collectives`.
     pub fn new(collectives: Collectives) -> Self {
-        Self { collectives, flat: Vec::new() }
+        Self { collectives }
     }
 
     /// The bytes of all ranks, in rank order; lengths may differ. All ranks call it, by `deadline`.
@@ -92,43 +90,31 @@ impl HostEngine {
             all.announce(operation.kind(), dtype, reduce, root, count, division)
         })
     }
+}
 
-    /// Lets `run` see all of `segments` as one run of elements.
-    fn with_flat(
-        &mut self,
-        segments: &mut [(DType, Bytes)],
-        run: impl FnOnce(&mut Collectives, DType, &mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        let Some(&(dtype, _)) = segments.first() else {
-            return run(&mut self.collectives, DType::U8, &mut []);
-        };
-        if let Some((other, _)) = segments.iter().find(|(other, _)| *other != dtype) {
-            return Err(Error::config(format!(
-                "one collective over tensors of {dtype} and of {other}: all must have one dtype"
-            )));
-        }
-        if let [(_, bytes)] = segments
-            && (bytes.as_ptr() as usize).is_multiple_of(dtype.size())
-        {
-            return run(&mut self.collectives, dtype, bytes);
-        }
-        let total: usize = segments.iter().map(|(_, bytes)| bytes.len()).sum();
-        self.flat.resize(self.flat.len().max(total.div_ceil(8)), 0);
-        let flat = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut self.flat)[..total];
-        let mut start = 0;
-        for (_, bytes) in segments.iter() {
-            flat[start..start + bytes.len()].copy_from_slice(bytes);
-            start += bytes.len();
-        }
-        run(&mut self.collectives, dtype, flat)?;
-        let mut start = 0;
-        for (_, bytes) in segments {
-            let end = start + bytes.len();
-            bytes.copy_from_slice(&flat[start..end]);
-            start = end;
-        }
-        Ok(())
+/// Lets `run` see all of `segments` as one run of elements of one type.
+fn as_list(
+    segments: &mut [(DType, Bytes)],
+    run: impl FnOnce(DType, &mut [&mut [u8]]) -> Result<()>,
+) -> Result<()> {
+    let Some(&(dtype, _)) = segments.first() else {
+        return run(DType::U8, &mut []);
+    };
+    if let Some((other, _)) = segments.iter().find(|(other, _)| *other != dtype) {
+        return Err(Error::config(format!(
+            "one collective over tensors of {dtype} and of {other}: all must have one dtype"
+        )));
     }
+    for (_, bytes) in segments.iter_mut() {
+        if !(bytes.as_ptr() as usize).is_multiple_of(dtype.size()) {
+            // Memory that a user lent may begin anywhere; arithmetic needs elements where elements may be.
+            let mut aligned = zeroed(dtype, bytes.len());
+            aligned.copy_from_slice(bytes);
+            *bytes = aligned;
+        }
+    }
+    let mut list: Vec<&mut [u8]> = segments.iter_mut().map(|(_, bytes)| &mut bytes[..]).collect();
+    run(dtype, &mut list)
 }
 
 impl Engine for HostEngine {
@@ -136,10 +122,10 @@ impl Engine for HostEngine {
         let mut segments = staged.into_iter().map(host).collect::<Result<Vec<_>>>()?;
         match operation {
             Operation::AllReduce(op) => {
-                self.with_flat(&mut segments, |all, dtype, data| all.all_reduce(dtype, op, data))?;
+                as_list(&mut segments, |dtype, data| self.collectives.all_reduce(dtype, op, data))?;
             }
             Operation::Broadcast(root) => {
-                self.with_flat(&mut segments, |all, dtype, data| all.broadcast(dtype, root, data))?;
+                as_list(&mut segments, |dtype, data| self.collectives.broadcast(dtype, root, data))?;
             }
             Operation::ReduceScatter(op) => {
                 let (dtype, input) = only(segments)?;

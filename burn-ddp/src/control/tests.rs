@@ -126,9 +126,9 @@ fn a_mismatch_that_one_rank_finds_is_everyones() {
     let ends = members(3, LONG, |mut member| {
         let header = frame(OpKind::AllReduce, 4, 1);
         let error = match member.me.0 {
-            0 => member.wire.recv(Rank(1), &header, &mut [0], soon()).unwrap_err(),
+            0 => member.wire.recv(Rank(1), &header, &mut [&mut [0]], soon()).unwrap_err(),
             1 => {
-                member.wire.send(Rank(0), &frame(OpKind::Broadcast, 4, 1), &[0], soon()).unwrap();
+                member.wire.send(Rank(0), &frame(OpKind::Broadcast, 4, 1), &[&[0]], soon()).unwrap();
                 member.wait_for(2)
             }
             _ => member.wait_for(1),

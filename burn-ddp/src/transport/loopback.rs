@@ -96,28 +96,35 @@ impl LoopbackTransport {
         self.liveness.closed_by(peer, Deadline::after(CLOSE_GRACE.min(deadline.remaining())))
     }
 
-    fn post(&self, to: Rank, header: &Header, body: &[u8], deadline: Deadline) -> Result<()> {
+    fn post(&self, to: Rank, header: &Header, body: &[&[u8]], deadline: Deadline) -> Result<()> {
+        let body = body.concat();
         debug_assert_eq!(header.body, body.len() as u64, "a header must state its body's length");
         self.liveness.check()?;
         if self.mailboxes[self.rank.0].lock().closed[to.0] {
             return Err(self.closed_by(to, deadline));
         }
-        let frame = Frame { header: *header, body: body.to_vec() };
+        let frame = Frame { header: *header, body };
         self.mailboxes[to.0].update(|inbox| inbox.frames[self.rank.0].push_back(frame));
         Ok(())
     }
 
-    fn take(&self, from: Rank, expect: &Header, into: &mut [u8], deadline: Deadline) -> Result<()> {
+    fn take(&self, from: Rank, expect: &Header, into: &mut [&mut [u8]], deadline: Deadline) -> Result<()> {
         let mailbox = &self.mailboxes[self.rank.0];
         let mut inbox = mailbox.lock();
         loop {
             self.liveness.check()?;
             if let Some(frame) = inbox.frames[from.0].pop_front() {
                 drop(inbox);
-                if frame.header != *expect || frame.body.len() != into.len() {
+                let room: usize = into.iter().map(|part| part.len()).sum();
+                if frame.header != *expect || frame.body.len() != room {
                     return Err(expect.mismatch(self.rank, from, &frame.header));
                 }
-                into.copy_from_slice(&frame.body);
+                let mut rest = &frame.body[..];
+                for part in into {
+                    let (here, behind) = rest.split_at(part.len());
+                    part.copy_from_slice(here);
+                    rest = behind;
+                }
                 return Ok(());
             }
             if inbox.closed[from.0] {
@@ -164,11 +171,17 @@ impl Transport for LoopbackTransport {
         self.mailboxes.len()
     }
 
-    fn send(&mut self, to: Rank, header: &Header, body: &[u8], deadline: Deadline) -> Result<()> {
+    fn send(&mut self, to: Rank, header: &Header, body: &[&[u8]], deadline: Deadline) -> Result<()> {
         self.unless_failed(|wire| wire.post(to, header, body, deadline))
     }
 
-    fn recv(&mut self, from: Rank, expect: &Header, body: &mut [u8], deadline: Deadline) -> Result<()> {
+    fn recv(
+        &mut self,
+        from: Rank,
+        expect: &Header,
+        body: &mut [&mut [u8]],
+        deadline: Deadline,
+    ) -> Result<()> {
         self.unless_failed(|wire| wire.take(from, expect, body, deadline))
     }
 
@@ -176,10 +189,10 @@ impl Transport for LoopbackTransport {
         &mut self,
         to: Rank,
         header: &Header,
-        body: &[u8],
+        body: &[&[u8]],
         from: Rank,
         expect: &Header,
-        into: &mut [u8],
+        into: &mut [&mut [u8]],
         deadline: Deadline,
     ) -> Result<()> {
         self.unless_failed(|wire| {
@@ -227,11 +240,11 @@ mod tests {
     fn frames_arrive_in_order_even_after_the_sender_left() {
         let (_, mut a, mut b) = pair();
         for (sequence, body) in [(0, &b"one"[..]), (1, b"")] {
-            a.send(Rank(1), &header(OpKind::Barrier, sequence, body.len()), body, soon()).unwrap();
+            a.send(Rank(1), &header(OpKind::Barrier, sequence, body.len()), &[body], soon()).unwrap();
         }
         drop(a);
         let mut into = [0; 3];
-        b.recv(Rank(0), &header(OpKind::Barrier, 0, 3), &mut into, soon()).unwrap();
+        b.recv(Rank(0), &header(OpKind::Barrier, 0, 3), &mut [&mut into], soon()).unwrap();
         assert_eq!(&into, b"one");
         b.recv(Rank(0), &header(OpKind::Barrier, 1, 0), &mut [], soon()).unwrap();
         let lost = b.recv(Rank(0), &header(OpKind::Barrier, 2, 0), &mut [], soon()).unwrap_err();
@@ -239,12 +252,22 @@ mod tests {
     }
 
     #[test]
+    fn a_body_may_be_cut_elsewhere_on_arrival() {
+        let (_, mut a, mut b) = pair();
+        a.send(Rank(1), &header(OpKind::Barrier, 0, 5), &[b"ab", b"", b"cde"], soon()).unwrap();
+        let (mut first, mut second) = ([0; 4], [0; 1]);
+        b.recv(Rank(0), &header(OpKind::Barrier, 0, 5), &mut [&mut first, &mut [], &mut second], soon())
+            .unwrap();
+        assert_eq!((&first, &second), (b"abcd", b"e"));
+    }
+
+    #[test]
     fn a_departed_peers_frame_explains_more_than_its_departure() {
         let (_, mut a, mut b) = pair();
-        a.send(Rank(1), &header(OpKind::Barrier, 0, 0), b"", soon()).unwrap();
+        a.send(Rank(1), &header(OpKind::Barrier, 0, 0), &[], soon()).unwrap();
         drop(a);
         let mine = header(OpKind::Broadcast, 0, 0);
-        let error = b.send_recv(Rank(0), &mine, b"", Rank(0), &mine, &mut [], soon()).unwrap_err();
+        let error = b.send_recv(Rank(0), &mine, &[], Rank(0), &mine, &mut [], soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
     }
 
@@ -258,7 +281,7 @@ mod tests {
         for part in ["rank 1", "rank 0", "all_reduce #7", "20ms"] {
             assert!(first.to_string().contains(part), "{first}");
         }
-        let later = b.send(Rank(0), &expect, b"", soon()).unwrap_err();
+        let later = b.send(Rank(0), &expect, &[], soon()).unwrap_err();
         assert_eq!(later.to_string(), first.to_string());
     }
 
@@ -278,7 +301,7 @@ mod tests {
         let (liveness, a, mut b) = pair();
         liveness[1].set_peer(Rank(0), PeerState::Finished);
         drop(a);
-        let error = b.send(Rank(0), &header(OpKind::Barrier, 0, 0), b"", soon()).unwrap_err();
+        let error = b.send(Rank(0), &header(OpKind::Barrier, 0, 0), &[], soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PeerFinished(Rank(0)));
     }
 }

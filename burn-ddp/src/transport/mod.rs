@@ -25,6 +25,9 @@ pub use loopback::{LoopbackTransport, loopback};
 pub use peer::PeerInfo;
 
 /// A wire between this rank and each of its peers. Frames between two ranks arrive in order.
+///
+/// A body is a list of buffers, sent as one run of bytes and received into another list, which may be cut
+/// elsewhere: gradients leave from their own memory and arrive in it.
 pub trait Transport: Send + 'static {
     /// This process.
     fn rank(&self) -> Rank;
@@ -33,15 +36,16 @@ pub trait Transport: Send + 'static {
     fn world_size(&self) -> usize;
 
     /// Sends one frame to `to`; returns when the bytes may be reused.
-    fn send(&mut self, to: Rank, header: &Header, body: &[u8], deadline: Deadline) -> Result<()>;
+    fn send(&mut self, to: Rank, header: &Header, body: &[&[u8]], deadline: Deadline) -> Result<()>;
 
-    /// Receives the next frame of `from`, which must have the header `expect`, into `body`, whose length is
-    /// `expect.body` bytes.
+    /// Receives the next frame of `from`, which must have the header `expect`, into `body`, which has
+    /// `expect.body` bytes in all.
     ///
     /// # Errors
     /// [`ErrorKind::Mismatch`](crate::error::ErrorKind::Mismatch) naming both operations when the header is
     /// another one, `Timeout`, `PeerLost`, or the cause for which the group was aborted.
-    fn recv(&mut self, from: Rank, expect: &Header, body: &mut [u8], deadline: Deadline) -> Result<()>;
+    fn recv(&mut self, from: Rank, expect: &Header, body: &mut [&mut [u8]], deadline: Deadline)
+    -> Result<()>;
 
     /// [`send`](Transport::send) and [`recv`](Transport::recv) at the same time (full duplex), to and from the
     /// same peer or two different ones, so that a ring or pair of ranks that all send first cannot block.
@@ -50,10 +54,10 @@ pub trait Transport: Send + 'static {
         &mut self,
         to: Rank,
         header: &Header,
-        body: &[u8],
+        body: &[&[u8]],
         from: Rank,
         expect: &Header,
-        into: &mut [u8],
+        into: &mut [&mut [u8]],
         deadline: Deadline,
     ) -> Result<()>;
 }

@@ -88,23 +88,21 @@ impl TcpTransport {
 
     fn exchange(
         &mut self,
-        send: Option<(Rank, &Header, &[u8])>,
-        recv: Option<(Rank, &Header, &mut [u8])>,
+        send: Option<(Rank, &Header, &[&[u8]])>,
+        recv: Option<(Rank, &Header, &mut [&mut [u8]])>,
         deadline: Deadline,
     ) -> Result<()> {
         self.liveness.check()?;
         let (mut outgoing, mut incoming) = (None, None);
         if let Some((to, header, body)) = send {
-            self.check(to, header, body.len())?;
-            outgoing =
-                self.peers[to.0].as_ref().map(|stream| (to, Outgoing { stream, header, body, sent: 0 }));
+            self.check(to, header, body.iter().map(|part| part.len()).sum())?;
+            outgoing = self.peers[to.0].as_ref().map(|stream| (to, Outgoing::new(stream, header, body)));
         }
         if let Some((from, expect, body)) = recv {
-            self.check(from, expect, body.len())?;
+            self.check(from, expect, body.iter().map(|part| part.len()).sum())?;
             let front = &mut self.front[..];
-            incoming = self.peers[from.0]
-                .as_ref()
-                .map(|stream| (from, Incoming { stream, expect, body, front, got: 0 }));
+            incoming =
+                self.peers[from.0].as_ref().map(|stream| (from, Incoming::new(stream, expect, body, front)));
         }
         let drive = Drive { me: self.me, liveness: &self.liveness, wake: &self.wake, outgoing, incoming };
         drive.run(deadline).map_err(|error| {
@@ -123,11 +121,17 @@ impl Transport for TcpTransport {
         self.peers.len()
     }
 
-    fn send(&mut self, to: Rank, header: &Header, body: &[u8], deadline: Deadline) -> Result<()> {
+    fn send(&mut self, to: Rank, header: &Header, body: &[&[u8]], deadline: Deadline) -> Result<()> {
         self.exchange(Some((to, header, body)), None, deadline)
     }
 
-    fn recv(&mut self, from: Rank, expect: &Header, body: &mut [u8], deadline: Deadline) -> Result<()> {
+    fn recv(
+        &mut self,
+        from: Rank,
+        expect: &Header,
+        body: &mut [&mut [u8]],
+        deadline: Deadline,
+    ) -> Result<()> {
         self.exchange(None, Some((from, expect, body)), deadline)
     }
 
@@ -135,10 +139,10 @@ impl Transport for TcpTransport {
         &mut self,
         to: Rank,
         header: &Header,
-        body: &[u8],
+        body: &[&[u8]],
         from: Rank,
         expect: &Header,
-        into: &mut [u8],
+        into: &mut [&mut [u8]],
         deadline: Deadline,
     ) -> Result<()> {
         self.exchange(Some((to, header, body)), Some((from, expect, into)), deadline)
@@ -146,15 +150,15 @@ impl Transport for TcpTransport {
 }
 
 /// One call of the transport while it lasts.
-struct Drive<'a> {
+struct Drive<'a, 'b> {
     me: Rank,
     liveness: &'a Liveness,
     wake: &'a Wake,
     outgoing: Option<(Rank, Outgoing<'a>)>,
-    incoming: Option<(Rank, Incoming<'a>)>,
+    incoming: Option<(Rank, Incoming<'a, 'b>)>,
 }
 
-impl Drive<'_> {
+impl Drive<'_, '_> {
     fn run(mut self, deadline: Deadline) -> Result<()> {
         loop {
             let out = self.step_out()?;

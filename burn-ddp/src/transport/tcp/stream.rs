@@ -3,7 +3,7 @@
 //! A step is one system call. It says whether another one could move something at once, so that the caller can
 //! take turns between the two directions and waits only when neither moves.
 
-use std::io::{self, IoSlice, Read};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
 
 use rustix::io::Errno;
@@ -21,6 +21,10 @@ const FLAGS: SendFlags = SendFlags::empty();
 /// Bytes read together with a header. A small frame arrives in one system call, and yet nothing reaches the
 /// receiver's buffer before the header has been compared.
 pub(super) const FRONT: usize = 4096;
+
+/// Buffers of a body that one system call moves; more than that many come with further calls, and buffers so small
+/// that this is felt are seldom so many.
+const PARTS: usize = 63;
 
 /// What a step has achieved.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,17 +57,45 @@ impl From<io::Error> for Fault {
     }
 }
 
+/// How far a list of buffers has been gone through.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    part: usize,
+    /// Into that buffer.
+    offset: usize,
+}
+
+impl Place {
+    /// Goes on by `bytes` through buffers of these lengths, which start with the one at hand.
+    fn advance(&mut self, mut bytes: usize, lengths: impl Iterator<Item = usize>) {
+        for length in lengths {
+            let left = length - self.offset;
+            if bytes < left {
+                self.offset += bytes;
+                return;
+            }
+            bytes -= left;
+            *self = Self { part: self.part + 1, offset: 0 };
+        }
+    }
+}
+
 /// A frame to send.
 pub(super) struct Outgoing<'a> {
     pub stream: &'a TcpStream,
     pub header: &'a Header,
-    pub body: &'a [u8],
+    body: &'a [&'a [u8]],
+    place: Place,
     pub sent: usize,
 }
 
-impl Outgoing<'_> {
+impl<'a> Outgoing<'a> {
+    pub fn new(stream: &'a TcpStream, header: &'a Header, body: &'a [&'a [u8]]) -> Self {
+        Self { stream, header, body, place: Place::default(), sent: 0 }
+    }
+
     pub fn total(&self) -> usize {
-        Header::SIZE + self.body.len()
+        Header::SIZE + self.header.body as usize
     }
 
     pub fn step(&mut self) -> Result<Step, Fault> {
@@ -71,64 +103,110 @@ impl Outgoing<'_> {
             return Ok(Step::Done);
         }
         let header = &bytemuck::bytes_of(self.header)[self.sent.min(Header::SIZE)..];
-        let body = &self.body[self.sent.saturating_sub(Header::SIZE)..];
-        let parts = [IoSlice::new(header), IoSlice::new(body)];
-        let sent = match sendmsg(self.stream, &parts, &mut SendAncillaryBuffer::default(), FLAGS) {
+        let body = &self.body[self.place.part..];
+        let mut parts = [IoSlice::new(&[]); PARTS + 1];
+        parts[0] = IoSlice::new(header);
+        let (mut count, mut asked) = (1, header.len());
+        for (part, given) in parts[1..].iter_mut().zip(body) {
+            let skipped = if count == 1 { self.place.offset } else { 0 };
+            *part = IoSlice::new(&given[skipped..]);
+            (count, asked) = (count + 1, asked + given.len() - skipped);
+        }
+        let sent = match sendmsg(self.stream, &parts[..count], &mut SendAncillaryBuffer::default(), FLAGS) {
             Ok(sent) => sent,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Step::Blocked),
             Err(error) => return Err(io::Error::from(error).into()),
         };
         self.sent += sent;
-        Ok(after(sent, header.len() + body.len(), self.sent == self.total()))
+        self.place.advance(sent.saturating_sub(header.len()), body.iter().map(|part| part.len()));
+        Ok(after(sent, asked, self.sent == self.total()))
     }
 }
 
 /// A frame to receive.
-pub(super) struct Incoming<'a> {
+pub(super) struct Incoming<'a, 'b> {
     pub stream: &'a TcpStream,
     pub expect: &'a Header,
-    pub body: &'a mut [u8],
+    body: &'a mut [&'b mut [u8]],
     /// At least a header long.
-    pub front: &'a mut [u8],
+    front: &'a mut [u8],
+    place: Place,
     pub got: usize,
 }
 
-impl Incoming<'_> {
+impl<'a, 'b> Incoming<'a, 'b> {
+    pub fn new(
+        stream: &'a TcpStream,
+        expect: &'a Header,
+        body: &'a mut [&'b mut [u8]],
+        front: &'a mut [u8],
+    ) -> Self {
+        Self { stream, expect, body, front, place: Place::default(), got: 0 }
+    }
+
     pub fn total(&self) -> usize {
-        Header::SIZE + self.body.len()
+        Header::SIZE + self.expect.body as usize
     }
 
     pub fn step(&mut self) -> Result<Step, Fault> {
         if self.got == self.total() {
             return Ok(Step::Done);
         }
-        let in_front = self.got < Header::SIZE;
-        let front_end = self.total().min(self.front.len());
-        let space = if in_front {
-            &mut self.front[self.got..front_end]
-        } else {
-            &mut self.body[self.got - Header::SIZE..]
-        };
-        let asked = space.len();
-        let mut stream = self.stream;
-        let count = match stream.read(space) {
-            Ok(0) => return Err(Fault::Closed),
-            Ok(count) => count,
+        let read = if self.got < Header::SIZE { self.read_front() } else { self.read_body() };
+        let (count, asked) = match read {
+            Ok((0, _)) => return Err(Fault::Closed),
+            Ok(moved) => moved,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 return Ok(Step::Blocked);
             }
             Err(error) => return Err(error.into()),
         };
+        let had_header = self.got >= Header::SIZE;
         self.got += count;
-        if in_front && self.got >= Header::SIZE {
+        if !had_header && self.got >= Header::SIZE {
             let header: Header = bytemuck::pod_read_unaligned(&self.front[..Header::SIZE]);
             if header != *self.expect {
                 return Err(Fault::Unexpected(header));
             }
-            let start = self.got - Header::SIZE;
-            self.body[..start].copy_from_slice(&self.front[Header::SIZE..self.got]);
+            self.unpack_front();
         }
         Ok(after(count, asked, self.got == self.total()))
+    }
+
+    /// Bytes that came, and bytes that there was room for.
+    fn read_front(&mut self) -> io::Result<(usize, usize)> {
+        let end = self.total().min(self.front.len());
+        let space = &mut self.front[self.got..end];
+        let asked = space.len();
+        let mut stream = self.stream;
+        Ok((stream.read(space)?, asked))
+    }
+
+    fn read_body(&mut self) -> io::Result<(usize, usize)> {
+        let mut parts: [IoSliceMut<'_>; PARTS] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+        let mut skipped = self.place.offset;
+        let (mut count, mut asked) = (0, 0);
+        for (part, given) in parts.iter_mut().zip(&mut self.body[self.place.part..]) {
+            asked += given.len() - skipped;
+            *part = IoSliceMut::new(&mut given[skipped..]);
+            (count, skipped) = (count + 1, 0);
+        }
+        let mut stream = self.stream;
+        let got = stream.read_vectored(&mut parts[..count])?;
+        let lengths = self.body[self.place.part..].iter().map(|part| part.len());
+        self.place.advance(got, lengths);
+        Ok((got, asked))
+    }
+
+    /// Brings what came with the header to where it belongs.
+    fn unpack_front(&mut self) {
+        let mut rest = &self.front[Header::SIZE..self.got];
+        self.place.advance(rest.len(), self.body.iter().map(|part| part.len()));
+        for part in self.body.iter_mut() {
+            let (here, behind) = rest.split_at(rest.len().min(part.len()));
+            part[..here.len()].copy_from_slice(here);
+            rest = behind;
+        }
     }
 }
 

@@ -72,7 +72,7 @@ fn ring(world: usize, bytes: usize) {
         for sequence in 0..3 {
             into.fill(0);
             let header = frame(OpKind::AllReduce, sequence, bytes);
-            wire.send_recv(next, &header, &out, last, &header, &mut into, soon()).unwrap();
+            wire.send_recv(next, &header, &[&out], last, &header, &mut [&mut into], soon()).unwrap();
             assert!(into == expected, "frame {sequence} of {last} came in another form");
         }
     });
@@ -95,16 +95,44 @@ fn frames_around_the_limits_of_one_read() {
     }
 }
 
+/// Cuts `bytes` into buffers of a few bytes, some of them empty.
+fn crumbs(bytes: &mut [u8], step: usize) -> Vec<&mut [u8]> {
+    bytes
+        .chunks_mut(step)
+        .enumerate()
+        .flat_map(|(index, crumb)| {
+            let (first, second) = crumb.split_at_mut(index % (step + 1) % crumb.len());
+            [first, second]
+        })
+        .collect()
+}
+
+#[test]
+fn bodies_of_many_buffers_are_cut_anew_on_arrival() {
+    for bytes in [1, 500, FRONT - Header::SIZE, FRONT, 100_000] {
+        wires(2, |me, mut wire| {
+            let (peer, header) = (Rank(1 - me.0), frame(OpKind::AllReduce, 0, bytes));
+            let pattern = |rank: Rank| (0..bytes).map(|at| (at % 251 + rank.0) as u8).collect::<Vec<u8>>();
+            let (mut out, mut into) = (pattern(me), vec![0; bytes]);
+            let sent: Vec<&[u8]> = crumbs(&mut out, 7).into_iter().map(|part| &*part).collect();
+            let mut received = crumbs(&mut into, 11);
+            wire.send_recv(peer, &header, &sent, peer, &header, &mut received, soon()).unwrap();
+            assert!(into == pattern(peer), "{bytes} bytes");
+        });
+    }
+}
+
 #[test]
 fn frames_that_were_sent_earlier_wait_in_order() {
     wires(2, |me, mut wire| {
         let peer = Rank(1 - me.0);
         for (sequence, body) in [(0, &b""[..]), (1, b"abc"), (2, b""), (3, &[7; 9000])] {
-            wire.send(peer, &frame(OpKind::Broadcast, sequence, body.len()), body, soon()).unwrap();
+            wire.send(peer, &frame(OpKind::Broadcast, sequence, body.len()), &[body], soon()).unwrap();
         }
         for (sequence, body) in [(0, &b""[..]), (1, b"abc"), (2, b""), (3, &[7; 9000])] {
             let mut into = vec![0; body.len()];
-            wire.recv(peer, &frame(OpKind::Broadcast, sequence, body.len()), &mut into, soon()).unwrap();
+            wire.recv(peer, &frame(OpKind::Broadcast, sequence, body.len()), &mut [&mut into], soon())
+                .unwrap();
             assert_eq!(into, body);
         }
     });
@@ -130,10 +158,12 @@ fn a_mismatch_names_both_operations_and_leaves_the_buffer_alone() {
         let kind = [OpKind::AllReduce, OpKind::Broadcast][me.0];
         let header = frame(kind, 5, 1000);
         let mut into = vec![0; 1000];
-        let error = wire.send_recv(peer, &header, &[1; 1000], peer, &header, &mut into, soon()).unwrap_err();
+        let error = wire
+            .send_recv(peer, &header, &[&[1; 1000]], peer, &header, &mut [&mut into], soon())
+            .unwrap_err();
         assert_eq!(into, [0; 1000]);
         // What is left on the connection is no frame, so nothing is read any more.
-        let again = wire.send(peer, &header, &[1; 1000], soon()).unwrap_err();
+        let again = wire.send(peer, &header, &[&[1; 1000]], soon()).unwrap_err();
         assert_eq!(again.to_string(), error.to_string());
         // Keeps the connection open until the other side has seen its own error.
         (wire, error)
@@ -154,9 +184,9 @@ fn the_deadline_names_peer_operation_and_direction() {
         let deadline = Deadline::after(Duration::from_millis(100));
         let huge = 256 << 20;
         let error = if me.is_root() {
-            wire.recv(peer, &frame(OpKind::AllGather, 9, 4), &mut [0; 4], deadline).unwrap_err()
+            wire.recv(peer, &frame(OpKind::AllGather, 9, 4), &mut [&mut [0; 4]], deadline).unwrap_err()
         } else {
-            wire.send(peer, &frame(OpKind::AllGather, 9, huge), &vec![0; huge], deadline).unwrap_err()
+            wire.send(peer, &frame(OpKind::AllGather, 9, huge), &[&vec![0; huge]], deadline).unwrap_err()
         };
         // Rank 0 sees the wrong size at once.
         let kind = if me.is_root() { ErrorKind::Mismatch } else { ErrorKind::Timeout };
@@ -176,7 +206,7 @@ fn a_receiver_times_out_by_name() {
     wires(2, |me, mut wire| {
         let deadline = Deadline::after(Duration::from_millis(100));
         let header = frame(OpKind::Barrier, 2, 8);
-        let error = wire.recv(Rank(1 - me.0), &header, &mut [0; 8], deadline).unwrap_err();
+        let error = wire.recv(Rank(1 - me.0), &header, &mut [&mut [0; 8]], deadline).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
         let direction = format!("to receive from rank {} (0 of 40 bytes", 1 - me.0);
         for word in [&format!("{me} in barrier #2"), "100ms", &direction] {
@@ -211,7 +241,7 @@ fn wrong_arguments_change_nothing() {
             (peer, header, &[1]),
             (peer, frame(OpKind::Barrier, 0, 1), &[]),
         ] {
-            let error = wire.send(to, &header, body, soon()).unwrap_err();
+            let error = wire.send(to, &header, &[body], soon()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         }
         wire.send_recv(peer, &header, &[], peer, &header, &mut [], soon()).unwrap();
