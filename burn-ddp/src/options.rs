@@ -132,7 +132,8 @@ impl GroupOptions {
         };
         let bytes = |text: String| {
             let parsed = text.trim().parse();
-            parsed.map_err(|_| Error::config(format!("BURN_DDP_SHM_BYTES={text}: set it to a number of bytes")))
+            parsed
+                .map_err(|_| Error::config(format!("BURN_DDP_SHM_BYTES={text}: set it to a number of bytes")))
         };
         let connect_alone = match lookup("BURN_DDP_CONNECT_ALONE").as_deref() {
             None | Some("0") => false,

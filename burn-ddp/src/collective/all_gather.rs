@@ -1,7 +1,7 @@
 //! `all_gather`: everybody gets everybody's data, of equal or of any lengths; `gather`: only the root does.
 
 use super::exchange::Exchange;
-use super::{Collectives, elements, expect_length};
+use super::{Collectives, Way, elements, expect_length};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
@@ -18,7 +18,10 @@ impl Collectives {
         let count = elements("the input of all_gather", dtype, input)?;
         expect_length("the output of all_gather", output.len(), input.len() * self.world_size())?;
         let header = self.header(OpKind::AllGather, dtype, count);
-        self.operation(header, |exchange, _| gather(exchange, input, output))
+        self.operation(header, |way, _| match way {
+            Way::Memory(mut shared) => shared.all_gather(input, output),
+            Way::Wire(exchange) => gather(exchange, input, output),
+        })
     }
 
     /// All ranks' `input` in rank order; lengths may differ from rank to rank.
@@ -30,7 +33,11 @@ impl Collectives {
         let world_size = self.world_size();
         // The count of a header is the same on all ranks, and here no length is: they follow as data.
         let header = self.header(OpKind::AllGather, DType::U8, 0);
-        self.operation(header, |exchange, _| {
+        self.operation(header, |way, _| {
+            let exchange = match way {
+                Way::Memory(mut shared) => return shared.gather_bytes(None, input),
+                Way::Wire(exchange) => exchange,
+            };
             let mut lengths = vec![0u64; world_size];
             let own = input.len() as u64;
             gather(exchange, bytemuck::bytes_of(&own), bytemuck::cast_slice_mut(&mut lengths))?;
@@ -56,7 +63,11 @@ impl Collectives {
             )));
         }
         let header = self.header(OpKind::Gather, DType::U8, 0).with_root(root);
-        self.operation(header, |exchange, _| {
+        self.operation(header, |way, _| {
+            let exchange = match way {
+                Way::Memory(mut shared) => return shared.gather_bytes(Some(root.0), input),
+                Way::Wire(exchange) => exchange,
+            };
             let mut lengths = vec![0u64; world_size];
             let own = input.len() as u64;
             gather(exchange, bytemuck::bytes_of(&own), bytemuck::cast_slice_mut(&mut lengths))?;

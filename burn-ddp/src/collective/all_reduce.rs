@@ -3,7 +3,7 @@
 use super::exchange::byte_chunk;
 use super::segments::Segments;
 use super::tree::reduce_in_place;
-use super::{Collectives, SMALL, aligned_elements};
+use super::{Collectives, Road, SMALL, aligned_elements, hierarchical};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
@@ -24,7 +24,14 @@ impl Collectives {
         }
         let mut data = Segments::new(data);
         let header = self.header(OpKind::AllReduce, dtype, count).with_reduce(op);
-        self.operation(header, |exchange, scratch| {
+        self.by_road(header, |road, scratch| {
+            let exchange = match road {
+                Road::Memory(mut shared) => return shared.all_reduce(dtype, op, &mut data, scratch),
+                Road::Hosts(hosts, exchange) => {
+                    return hierarchical::all_reduce(hosts, exchange, scratch, dtype, op, &mut data);
+                }
+                Road::Wire(exchange) => exchange,
+            };
             let (rank, world_size, bytes) = (exchange.rank(), exchange.world_size(), data.len());
             if bytes <= SMALL {
                 let pieces = exchange.collect(scratch, bytes, |_| data.pieces(0..bytes).collect())?;

@@ -3,7 +3,7 @@
 
 use super::exchange::{Exchange, byte_chunk};
 use super::segments::Segments;
-use super::{Collectives, SMALL, elements};
+use super::{Collectives, SMALL, Way, elements};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
@@ -30,7 +30,11 @@ impl Collectives {
             )));
         }
         let header = self.header(OpKind::Broadcast, dtype, count).with_root(root);
-        self.operation(header, |exchange, _| {
+        self.operation(header, |way, _| {
+            let exchange = match way {
+                Way::Memory(mut shared) => return shared.broadcast(root.0, &mut data),
+                Way::Wire(exchange) => exchange,
+            };
             // Between two ranks chunks would take the same wire in two phases.
             if data.len() <= SMALL || world_size == 2 {
                 return from_root(exchange, root, &mut data, |bytes, _| 0..bytes);

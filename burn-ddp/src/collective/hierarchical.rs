@@ -249,19 +249,13 @@ impl Span<'_> {
         complete(self.op, self.dtype, exchange.world_size(), &all, own)?;
         for (to, from) in self.rounds() {
             let theirs = share(from);
-            let (mut before, mut after) = result.split_at_mut(mine.start * size);
-            let (own, rest) = after.split_at_mut(mine.len() * size);
-            let own = &*own;
-            after = rest;
+            let (before, rest) = result.split_at_mut(mine.start * size);
+            let (own, after) = rest.split_at_mut(mine.len() * size);
             let into = match from < self.lanes.host {
                 true => &mut before[theirs.start * size..theirs.end * size],
-                false => {
-                    let skipped = mine.end;
-                    before = &mut [];
-                    &mut after[(theirs.start - skipped) * size..(theirs.end - skipped) * size]
-                }
+                false => &mut after[(theirs.start - mine.end) * size..(theirs.end - mine.end) * size],
             };
-            exchange.swap(1, self.peers(to, from), &[own], &mut [into])?;
+            exchange.swap(1, self.peers(to, from), &[&*own], &mut [into])?;
         }
         Ok(())
     }
@@ -278,12 +272,7 @@ impl Span<'_> {
     }
 
     /// The results of all lanes to all ranks of this host.
-    fn distribute(
-        &self,
-        shared: &mut Shared<'_>,
-        data: &mut Segments<'_, '_>,
-        result: &[u8],
-    ) -> Result<()> {
+    fn distribute(&self, shared: &mut Shared<'_>, data: &mut Segments<'_, '_>, result: &[u8]) -> Result<()> {
         let (steps, _) = self.steps(shared);
         let size = self.dtype.size();
         for step in 0..steps {

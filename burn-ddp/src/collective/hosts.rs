@@ -82,9 +82,9 @@ impl Collectives {
         )?;
         // The first rank of this host that can be reached; ranks that nobody offers anything are alone.
         let visit = (door.is_some()).then(|| {
-            (0..me).filter(|rank| all[*rank].host == sharing.host).find_map(|rank| {
-                Some((rank, knock(all[rank].offer.as_ref()?).ok()?))
-            })
+            (0..me)
+                .filter(|rank| all[*rank].host == sharing.host)
+                .find_map(|rank| Some((rank, knock(all[rank].offer.as_ref()?).ok()?)))
         });
         let (first, visit) = visit.flatten().map_or((me, None), |(rank, visit)| (rank, Some(visit)));
         let firsts: Vec<usize> = self.tell(&first, deadline)?;
@@ -98,12 +98,18 @@ impl Collectives {
         let mine = hosts.iter().position(|host| host.contains(&Rank(me))).unwrap_or(0);
         let board = if hosts[mine].len() > 1 { made.transpose()? } else { None };
         tracing::info!("{} of {world_size}: {}", Rank(me), describe(&hosts));
+        // Operations are counted from the user's first on.
+        self.sequence = 0;
         self.hosts = hosts.iter().any(|host| host.len() > 1).then_some(Hosts { table: hosts, mine, board });
         Ok(())
     }
 
     /// What everybody has to tell, in rank order.
-    fn tell<T: Serialize + for<'a> Deserialize<'a>>(&mut self, mine: &T, deadline: Deadline) -> Result<Vec<T>> {
+    fn tell<T: Serialize + for<'a> Deserialize<'a>>(
+        &mut self,
+        mine: &T,
+        deadline: Deadline,
+    ) -> Result<Vec<T>> {
         let failed = |error: postcard::Error| {
             Error::with_source(ErrorKind::Mismatch, "cannot read what a peer says of its host", error)
         };
@@ -127,7 +133,11 @@ impl Collectives {
                 None => hosts.push(host),
                 Some((_, text)) => {
                     if host[0].0 == me {
-                        tracing::warn!("{text}: the {} ranks of host {} talk over TCP", host.len(), all[me].host);
+                        tracing::warn!(
+                            "{text}: the {} ranks of host {} talk over TCP",
+                            host.len(),
+                            all[me].host
+                        );
                     }
                     hosts.extend(host.into_iter().map(|rank| vec![rank]));
                 }
@@ -144,7 +154,10 @@ impl Collectives {
                 let reason = [rank, &other]
                     .into_iter()
                     .find_map(|rank| all[rank.0].trouble.as_ref().or(troubles[rank.0].as_ref()))
-                    .map_or("neither can reach the other's Unix socket, or it was told to use TCP", String::as_str);
+                    .map_or(
+                        "neither can reach the other's Unix socket, or it was told to use TCP",
+                        String::as_str,
+                    );
                 return Err(Error::new(
                     ErrorKind::Io,
                     format!(
@@ -191,7 +204,11 @@ fn board(
     if let Some(limit) = limit.filter(|limit| *limit < plan.bytes()) {
         return Err(Error::new(
             ErrorKind::Io,
-            format!("shared memory for {} ranks takes {} bytes, but {limit} are allowed", host.len(), plan.bytes()),
+            format!(
+                "shared memory for {} ranks takes {} bytes, but {limit} are allowed",
+                host.len(),
+                plan.bytes()
+            ),
         ));
     }
     let (liveness, caller) = (liveness.clone(), caller.clone());
@@ -260,7 +277,8 @@ mod tests {
     fn cores_are_counted_once_and_quotas_count() {
         let pinned = [introduction("a", &[0], 1, false), introduction("a", &[1], 1, false)];
         assert_eq!(shared_cores(&[Rank(0), Rank(1)], &pinned), 2);
-        let limited = [introduction("a", &[0, 1, 2, 3], 2, false), introduction("a", &[0, 1, 2, 3], 2, false)];
+        let limited =
+            [introduction("a", &[0, 1, 2, 3], 2, false), introduction("a", &[0, 1, 2, 3], 2, false)];
         assert_eq!(shared_cores(&[Rank(0), Rank(1)], &limited), 2);
     }
 
@@ -268,10 +286,18 @@ mod tests {
     fn trouble_divides_a_host_and_whoever_asked_for_more_refuses() {
         let trouble = [None, Some("no room".to_string()), None];
         let hosts = || vec![vec![Rank(0), Rank(1)], vec![Rank(2)]];
-        let all = |required| [0, 1, 2].map(|rank| introduction(if rank < 2 { "a" } else { "b" }, &[0], 1, required));
+        let all = |required| {
+            [0, 1, 2].map(|rank| introduction(if rank < 2 { "a" } else { "b" }, &[0], 1, required))
+        };
         assert_eq!(ranks(&Collectives::settle(hosts(), &all(false), &trouble, 2).unwrap()), [[0], [1], [2]]);
         let error = Collectives::settle(hosts(), &all(true), &trouble, 2).unwrap_err().to_string();
-        assert!(error.contains("rank 0 shares no memory with rank 1") && error.contains("no room"), "{error}");
-        assert_eq!(ranks(&Collectives::settle(hosts(), &all(true), &[None, None, None], 2).unwrap()), [vec![0, 1], vec![2]]);
+        assert!(
+            error.contains("rank 0 shares no memory with rank 1") && error.contains("no room"),
+            "{error}"
+        );
+        assert_eq!(
+            ranks(&Collectives::settle(hosts(), &all(true), &[None, None, None], 2).unwrap()),
+            [vec![0, 1], vec![2]]
+        );
     }
 }

@@ -38,19 +38,25 @@ mod chunk;
 mod element;
 mod exchange;
 mod fold;
+mod hierarchical;
+mod hosts;
 mod lanes;
 mod partial;
 mod reduce_scatter;
 mod scratch;
 mod segments;
+mod shared;
 mod tree;
 
 pub use chunk::chunk;
+pub use hosts::Sharing;
 pub use tree::{pairwise, tree_reduce};
 
 use element::with_element;
 use exchange::Exchange;
+use hosts::Hosts;
 use scratch::Scratch;
+use shared::Shared;
 
 /// Up to so many bytes, one phase in which everybody gets everything beats two phases of chunks: rounds cost
 /// more than bytes.
@@ -68,6 +74,8 @@ const SMALL: usize = 4096;
 /// [`ErrorKind::Config`]: crate::error::ErrorKind::Config
 pub struct Collectives {
     transport: Box<dyn Transport>,
+    /// `None` while no two ranks share memory.
+    hosts: Option<Hosts>,
     timeout: Duration,
     sequence: u64,
     scratch: Scratch,
@@ -77,7 +85,7 @@ pub struct Collectives {
 impl Collectives {
     /// Operations over `transport`, each of which may last `timeout`.
     pub fn new(transport: Box<dyn Transport>, timeout: Duration) -> Self {
-        Self { transport, timeout, sequence: 0, scratch: Scratch::default(), failed: None }
+        Self { transport, hosts: None, timeout, sequence: 0, scratch: Scratch::default(), failed: None }
     }
 
     /// This process.
@@ -112,19 +120,60 @@ impl Collectives {
         Header::new(kind, self.sequence, dtype, count)
     }
 
-    /// Runs the rounds of one operation: one sequence number, one deadline, and poison if it fails.
+    /// Runs one operation: one sequence number, one deadline, and poison if it fails. Over several hosts the wire is used
+    /// once the ranks of each host have agreed on the operation: a rank that waits for a peer of its own host in shared
+    /// memory would not hear of it over the wire.
     fn operation<T>(
         &mut self,
         header: Header,
-        rounds: impl FnOnce(&mut Exchange<'_>, &mut Scratch) -> Result<T>,
+        run: impl FnOnce(Way<'_, '_>, &mut Scratch) -> Result<T>,
+    ) -> Result<T> {
+        self.by_road(header, |road, scratch| match road {
+            Road::Memory(shared) => run(Way::Memory(shared), scratch),
+            Road::Wire(exchange) => run(Way::Wire(exchange), scratch),
+            Road::Hosts(hosts, exchange) => {
+                if let Some(board) = &mut hosts.board {
+                    Shared { board, header, deadline: exchange.deadline }.agree(0)?;
+                }
+                run(Way::Wire(exchange), scratch)
+            }
+        })
+    }
+
+    /// Like [`operation`](Self::operation), for one that knows what to do with a group over several hosts.
+    fn by_road<T>(
+        &mut self,
+        header: Header,
+        run: impl FnOnce(Road<'_, '_>, &mut Scratch) -> Result<T>,
     ) -> Result<T> {
         self.sequence += 1;
-        let mut exchange =
-            Exchange { transport: self.transport.as_mut(), header, deadline: Deadline::after(self.timeout) };
-        let result = rounds(&mut exchange, &mut self.scratch);
+        let deadline = Deadline::after(self.timeout);
+        let mut exchange = Exchange { transport: self.transport.as_mut(), header, deadline };
+        let result = match &mut self.hosts {
+            Some(Hosts { table, board: Some(board), .. }) if table.len() == 1 => {
+                run(Road::Memory(Shared { board, header, deadline }), &mut self.scratch)
+            }
+            Some(hosts) => run(Road::Hosts(hosts, &mut exchange), &mut self.scratch),
+            None => run(Road::Wire(&mut exchange), &mut self.scratch),
+        };
         self.failed = result.as_ref().err().cloned();
         result
     }
+}
+
+/// How an operation reaches its peers.
+enum Way<'a, 't> {
+    /// All of them share memory.
+    Memory(Shared<'a>),
+    /// All of them have a wire to all others.
+    Wire(&'a mut Exchange<'t>),
+}
+
+/// A [`Way`], or a mixture of both.
+enum Road<'a, 't> {
+    Memory(Shared<'a>),
+    Wire(&'a mut Exchange<'t>),
+    Hosts(&'a mut Hosts, &'a mut Exchange<'t>),
 }
 
 /// Elements in `data`, the argument that `name` names.

@@ -2,7 +2,7 @@
 
 use super::exchange::byte_chunk;
 use super::tree::reduce_in_place;
-use super::{Collectives, aligned_elements, elements, expect_length};
+use super::{Collectives, Way, aligned_elements, elements, expect_length};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::transport::OpKind;
@@ -28,7 +28,11 @@ impl Collectives {
         let chunk = |rank| byte_chunk(input.len(), dtype.size(), world_size, rank);
         expect_length("the output of reduce_scatter", output.len(), chunk(rank).len())?;
         let header = self.header(OpKind::ReduceScatter, dtype, count).with_reduce(op);
-        self.operation(header, |exchange, scratch| {
+        self.operation(header, |way, scratch| {
+            let exchange = match way {
+                Way::Memory(mut shared) => return shared.reduce_scatter(dtype, op, input, output),
+                Way::Wire(exchange) => exchange,
+            };
             let pieces = exchange.collect(scratch, output.len(), |to| vec![&input[chunk(to)]])?;
             output.copy_from_slice(&input[chunk(rank)]);
             reduce_in_place(op, dtype, rank.0, &pieces, output)

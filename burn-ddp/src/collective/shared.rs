@@ -9,7 +9,6 @@
 use std::ops::Range;
 
 use super::chunk::chunk;
-use super::cost;
 use super::scratch::Scratch;
 use super::segments::Segments;
 use super::tree::{reduce_in_place, reduce_in_place_and};
@@ -26,6 +25,12 @@ const HEAD: usize = 64;
 const NUMBER: Range<usize> = Header::SIZE..Header::SIZE + size_of::<u64>();
 /// Parts of a place begin at multiples of a cache line.
 const LINE: usize = 64;
+
+/// Bytes up to which everybody reads everything, in one step, rather than chunks and then sums, in two: reading costs
+/// `(N - 1) n` instead of `2 n (N - 1) / N`, a step costs what some KiB cost.
+fn whole(members: usize) -> usize {
+    (16 << 10) / members.max(1)
+}
 
 /// One operation in progress on the board. Members stand in the order of their ranks.
 pub(super) struct Shared<'a> {
@@ -120,7 +125,7 @@ impl Shared<'_> {
         data: &mut Segments<'_, '_>,
         scratch: &mut Scratch,
     ) -> Result<()> {
-        if data.len() <= cost::whole_on_board(self.members()).min(self.room()) {
+        if data.len() <= whole(self.members()).min(self.room()) {
             return self.reduce_whole(dtype, op, data, scratch);
         }
         let (size, members, me) = (dtype.size(), self.members(), self.me());
@@ -177,8 +182,10 @@ impl Shared<'_> {
         let (bytes, me, members) = (data.len(), self.me(), self.members());
         self.begin(0, |mine| data.copy_out(0..bytes, &mut mine[..bytes]))?;
         self.read(|theirs| {
-            let others: Vec<&[u8]> =
-                (0..members).filter(|member| *member != me).map(|member| &theirs.of(member)[..bytes]).collect();
+            let others: Vec<&[u8]> = (0..members)
+                .filter(|member| *member != me)
+                .map(|member| &theirs.of(member)[..bytes])
+                .collect();
             // A list is summed in one piece of memory: it is small, and a pass for each segment is not cheaper.
             let mut pieces = data.pieces_mut(0..bytes);
             match (pieces.next(), pieces.next()) {
@@ -296,7 +303,11 @@ impl Shared<'_> {
         let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
         let wanted = root.is_none_or(|root| root == me);
         let mut gathered: Vec<Vec<u8>> = match wanted {
-            true => lengths.iter().enumerate().map(|(member, length)| self.reserve(member, *length)).collect::<Result<_>>()?,
+            true => lengths
+                .iter()
+                .enumerate()
+                .map(|(member, length)| self.reserve(member, *length))
+                .collect::<Result<_>>()?,
             false => Vec::new(),
         };
         for start in (0..longest.max(1)).step_by(room) {

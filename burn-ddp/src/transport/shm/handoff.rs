@@ -179,10 +179,7 @@ mod loom_tests {
         model.preemption_bound = Some(3);
         model.check(|| {
             let cell = || UnsafeCell::new(0);
-            let two = Arc::new(Two {
-                lines: [line(), line()],
-                places: [[cell(), cell()], [cell(), cell()]],
-            });
+            let two = Arc::new(Two { lines: [line(), line()], places: [[cell(), cell()], [cell(), cell()]] });
             let other = two.clone();
             let thread = thread::spawn(move || rank(&other, 1));
             rank(&two, 0);

@@ -193,7 +193,8 @@ fn ready(socket: &OwnedFd, deadline: Deadline) -> Result<()> {
             return Ok(());
         }
         if deadline.passed() {
-            let text = format!("shared memory: no word from a rank of this host within {:?}", deadline.limit());
+            let text =
+                format!("shared memory: no word from a rank of this host within {:?}", deadline.limit());
             return Err(Error::new(ErrorKind::Timeout, text));
         }
     }
@@ -215,8 +216,7 @@ mod tests {
         let wrong = Offer { nonce: [0; NONCE], ..door.offer().clone() };
         let (stranger, member) = (knock(&wrong).unwrap(), knock(door.offer()).unwrap());
         let liveness = Liveness::new(5);
-        let mut first =
-            door.host(plan.clone(), liveness.clone(), CallerBusy::default(), soon()).unwrap();
+        let mut first = door.host(plan.clone(), liveness.clone(), CallerBusy::default(), soon()).unwrap();
         let mut second =
             member.join(plan.clone(), 1, liveness.clone(), CallerBusy::default(), soon()).unwrap();
         let mut turn = first.turn(&"test", soon()).unwrap();

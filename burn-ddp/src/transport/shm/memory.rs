@@ -9,9 +9,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, memfd_create,
-};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Result};
@@ -48,18 +46,18 @@ impl SharedMemory {
 
     /// Maps `file`, which must have exactly `bytes` bytes.
     pub(super) fn map(file: OwnedFd, bytes: usize) -> Result<Self> {
-        let failed = |error: rustix::io::Errno| {
-            Error::io(format!("cannot map {bytes} bytes of shared memory"), error)
-        };
+        let failed =
+            |error: rustix::io::Errno| Error::io(format!("cannot map {bytes} bytes of shared memory"), error);
         let size = fstat(&file).map_err(failed)?.st_size;
         if u64::try_from(size).ok() != Some(bytes as u64) {
-            return Err(Error::config(format!("the shared memory has {size} bytes, but {bytes} were agreed on")));
+            return Err(Error::config(format!(
+                "the shared memory has {size} bytes, but {bytes} were agreed on"
+            )));
         }
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping where the kernel finds room, of a file of that size, which cannot shrink.
-        let start = unsafe {
-            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)
-        };
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0) };
         match NonNull::new(start.map_err(failed)?.cast()) {
             Some(start) => Ok(Self { start, bytes, file }),
             None => Err(failed(rustix::io::Errno::NOMEM)),

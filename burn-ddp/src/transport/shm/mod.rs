@@ -27,7 +27,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-pub use meet::{Door, Offer, knock};
+pub use meet::{Door, Offer, Visit, knock};
 pub use patience::CallerBusy;
 
 use handoff::Line;
@@ -140,7 +140,9 @@ impl Board {
             for member in 0..self.plan.members.len() {
                 if member != self.me && !self.line(member).has_reached(self.step) {
                     self.wait(member, deadline).map_err(|error| {
-                        self.fail(error.context(format_args!("{} in {operation}", self.plan.members[self.me])))
+                        self.fail(
+                            error.context(format_args!("{} in {operation}", self.plan.members[self.me])),
+                        )
                     })?;
                 }
             }
