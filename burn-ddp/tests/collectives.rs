@@ -1,6 +1,8 @@
 //! Every collective against a plain fold, for every world, type and length that has an edge; and what ranks
 //! that disagree are told.
 
+#[path = "collectives/algorithms.rs"]
+mod algorithms;
 mod reference;
 mod threads;
 
@@ -13,7 +15,6 @@ use burn_ddp::deadline::Deadline;
 use burn_ddp::dtype::{DType, ReduceOp};
 use burn_ddp::transport::{Header, Liveness, OpKind, Transport, loopback};
 use burn_ddp::{Error, ErrorKind, Rank, Result};
-use half::f16;
 use reference::{Buffer, input, reference};
 use threads::{Wires, launch, outcomes, over_loopback, over_tcp};
 
@@ -160,38 +161,6 @@ fn nobody_passes_a_barrier_before_everybody_has_arrived() {
             Ok(())
         });
     }
-}
-
-#[test]
-fn half_precision_means_neither_overflow_nor_vanish() {
-    for value in [f16::from_f32(40000.0), f16::from_bits(1)] {
-        for count in [3, 5000] {
-            launch(over_loopback(2), move |ranks| {
-                let mut data = vec![value; count];
-                ranks.all_reduce(DType::F16, ReduceOp::Mean, &mut [bytemuck::cast_slice_mut(&mut data)])?;
-                assert_eq!(data, vec![value; count]);
-                Ok(())
-            });
-        }
-    }
-}
-
-#[test]
-fn two_hundred_all_reduces_in_a_row() {
-    let began = Instant::now();
-    launch(over_loopback(4), |ranks| {
-        for step in 0..200usize {
-            let count = [1, 7, 1000][step % 3];
-            let mut data: Vec<f32> =
-                (0..count).map(|at| (ranks.rank().0 * 1000 + at + step) as f32).collect();
-            ranks.all_reduce(DType::F32, ReduceOp::Sum, &mut [bytemuck::cast_slice_mut(&mut data)])?;
-            let expected: Vec<f32> = (0..count).map(|at| (6000 + 4 * (at + step)) as f32).collect();
-            assert_eq!(data, expected, "step {step}");
-        }
-        assert_eq!(ranks.sequence(), 200);
-        Ok(())
-    });
-    assert!(began.elapsed() < Duration::from_secs(10));
 }
 
 /// Announces an all_reduce of `count` numbers.

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::all_reduce::slot;
 use super::chunk::chunk;
 use super::scratch::Scratch;
 use super::segments::Segments;
@@ -61,8 +62,8 @@ impl Exchange<'_> {
     ) -> Result<Vec<&'s [u8]>> {
         let mut pieces = scratch.pieces(self.world_size() - 1, bytes);
         for (to, from) in self.rounds() {
-            let slot = from.0 - usize::from(from > self.rank());
-            self.swap(0, (to, from), &body(to), &mut [pieces[slot]])?;
+            let slot = slot(self.rank(), from);
+            self.swap(0, (to, from), &body(to), &mut [&mut *pieces[slot]])?;
         }
         Ok(pieces.into_iter().map(|piece| &*piece).collect())
     }

@@ -4,12 +4,13 @@
 //! which knows tensors and no peers. They see bytes, a [`DType`] and a [`ReduceOp`](crate::dtype::ReduceOp), so they serve every
 //! binding and every transport.
 //!
-//! Ranks exchange directly, each with each. With `N` ranks and a buffer of `n` bytes:
+//! With `N` ranks and a buffer of `n` bytes:
 //!
 //! | operation | rounds | bytes sent by a rank |
 //! |---|---|---|
-//! | `all_reduce` | 2 (N-1) | 2 n (N-1)/N |
-//! | `all_reduce` up to 4 KiB | N-1 | n (N-1) |
+//! | `all_reduce`, whole | N-1 | n (N-1) |
+//! | `all_reduce`, direct | 2 (N-1) | 2 n (N-1)/N |
+//! | `all_reduce`, halving | 2 log2 N | 2 n (N-1)/N, more for types that are combined in a larger one |
 //! | `reduce_scatter` | N-1 | n (N-1)/N |
 //! | `all_gather`, n per rank | N-1 | n (N-1) |
 //! | `gather`, n per rank | N-1 | root: 0, others: n |
@@ -17,10 +18,13 @@
 //! | `broadcast` up to 4 KiB or between two | N-1 | root: n (N-1), others: 0 |
 //! | `barrier` | N-1 | 0 |
 //!
-//! That is the traffic of a ring, but the owner of a chunk holds the data of all ranks at once, so it can
-//! combine them in the one fixed order (`tree.rs`): a ring's order starts elsewhere in each chunk. And since
-//! in every operation each pair of ranks exchanges headers, ranks that disagree on what they are doing learn
-//! it in the operation where they do.
+//! Large data takes that many rounds for each block of a few MiB. Which algorithm an `all_reduce` uses is a matter of
+//! cost ([`Algorithm`]) and never of the result: whoever has the data of all ranks for an element combines it in the one
+//! fixed order (`tree.rs`), and what halving combines earlier is a node of that tree. A ring's order starts elsewhere in
+//! each chunk, so there is none.
+//!
+//! Ranks that disagree on what they are doing learn it in the operation where they do: every pair of ranks exchanges
+//! headers in it, or, in halving, every rank waits for every other through a chain of ranks that do (`halving.rs`).
 
 use std::time::Duration;
 
@@ -35,9 +39,11 @@ mod all_reduce;
 mod barrier;
 mod broadcast;
 mod chunk;
+mod cost;
 mod element;
 mod exchange;
 mod fold;
+mod halving;
 mod hierarchical;
 mod hosts;
 mod lanes;
@@ -49,6 +55,7 @@ mod shared;
 mod tree;
 
 pub use chunk::chunk;
+pub use cost::Algorithm;
 pub use hosts::Sharing;
 pub use tree::{pairwise, tree_reduce};
 
@@ -79,13 +86,38 @@ pub struct Collectives {
     timeout: Duration,
     sequence: u64,
     scratch: Scratch,
+    algorithm: Option<Algorithm>,
     failed: Option<Error>,
 }
 
 impl Collectives {
     /// Operations over `transport`, each of which may last `timeout`.
     pub fn new(transport: Box<dyn Transport>, timeout: Duration) -> Self {
-        Self { transport, hosts: None, timeout, sequence: 0, scratch: Scratch::default(), failed: None }
+        Self {
+            transport,
+            hosts: None,
+            timeout,
+            sequence: 0,
+            scratch: Scratch::default(),
+            algorithm: None,
+            failed: None,
+        }
+    }
+
+    /// The same with one algorithm for every `all_reduce`, whatever it costs; `None` chooses by cost again. All ranks
+    /// must have the same.
+    ///
+    /// # Errors
+    /// `Config` for an algorithm that is not defined for this number of ranks.
+    pub fn with_algorithm(self, algorithm: Option<Algorithm>) -> Result<Self> {
+        match algorithm.filter(|algorithm| !algorithm.works_for(self.world_size())) {
+            None => Ok(Self { algorithm, ..self }),
+            Some(algorithm) => Err(Error::config(format!(
+                "{algorithm:?} needs a number of ranks that is a power of two, and the group has {}: choose another \
+                 algorithm or none",
+                self.world_size()
+            ))),
+        }
     }
 
     /// This process.

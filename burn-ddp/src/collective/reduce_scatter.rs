@@ -1,10 +1,14 @@
 //! `reduce_scatter`: the first half of an `all_reduce`, for callers that keep only their chunk.
 
+use std::ops::Range;
+
+use super::all_reduce::blocks;
 use super::exchange::byte_chunk;
 use super::tree::reduce_in_place;
 use super::{Collectives, Way, aligned_elements, elements, expect_length};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
+use crate::rank::Rank;
 use crate::transport::OpKind;
 
 impl Collectives {
@@ -33,9 +37,19 @@ impl Collectives {
                 Way::Memory(mut shared) => return shared.reduce_scatter(dtype, op, input, output),
                 Way::Wire(exchange) => exchange,
             };
-            let pieces = exchange.collect(scratch, output.len(), |to| vec![&input[chunk(to)]])?;
             output.copy_from_slice(&input[chunk(rank)]);
-            reduce_in_place(op, dtype, rank.0, &pieces, output)
+            // The first rank's chunk is the longest, so that all have the same number of blocks.
+            let blocks = blocks(chunk(Rank(0)).len() * (world_size - 1));
+            for index in 0..blocks {
+                let part = |of: Range<usize>| {
+                    let part = byte_chunk(of.len(), dtype.size(), blocks, Rank(index));
+                    of.start + part.start..of.start + part.end
+                };
+                let own = part(0..output.len());
+                let pieces = exchange.collect(scratch, own.len(), |to| vec![&input[part(chunk(to))]])?;
+                reduce_in_place(op, dtype, rank.0, &pieces, &mut output[own])?;
+            }
+            Ok(())
         })
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use burn_ddp::collective::Collectives;
+use burn_ddp::collective::{Algorithm, Collectives};
 use burn_ddp::deadline::Deadline;
 use burn_ddp::transport::tcp::{Listener, TcpTransport};
 use burn_ddp::transport::{Liveness, PeerInfo, Transport, loopback};
@@ -56,8 +56,17 @@ pub fn outcomes<T: Send + 'static>(
     wires: Vec<Box<dyn Transport>>,
     body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
 ) -> Vec<Result<T>> {
+    outcomes_with(None, wires, body)
+}
+
+/// Like [`outcomes`], with one algorithm for every `all_reduce`.
+pub fn outcomes_with<T: Send + 'static>(
+    algorithm: Option<Algorithm>,
+    wires: Vec<Box<dyn Transport>>,
+    body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
+) -> Vec<Result<T>> {
     let mut outcomes: Vec<Option<Result<T>>> = wires.iter().map(|_| None).collect();
-    run(wires, body, |rank, outcome| outcomes[rank.0] = Some(outcome));
+    run(algorithm, wires, body, |rank, outcome| outcomes[rank.0] = Some(outcome));
     outcomes.into_iter().map(|outcome| outcome.expect("every rank has reported")).collect()
 }
 
@@ -66,8 +75,17 @@ pub fn launch<T: Send + 'static>(
     wires: Vec<Box<dyn Transport>>,
     body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
 ) -> Vec<T> {
+    launch_with(None, wires, body)
+}
+
+/// Like [`launch`], with one algorithm for every `all_reduce`.
+pub fn launch_with<T: Send + 'static>(
+    algorithm: Option<Algorithm>,
+    wires: Vec<Box<dyn Transport>>,
+    body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
+) -> Vec<T> {
     let mut values: Vec<Option<T>> = wires.iter().map(|_| None).collect();
-    run(wires, body, |rank, outcome| match outcome {
+    run(algorithm, wires, body, |rank, outcome| match outcome {
         Ok(value) => values[rank.0] = Some(value),
         Err(error) => panic!("{rank} failed first: {error:?}"),
     });
@@ -75,6 +93,7 @@ pub fn launch<T: Send + 'static>(
 }
 
 fn run<T: Send + 'static>(
+    algorithm: Option<Algorithm>,
     wires: Vec<Box<dyn Transport>>,
     body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
     mut reported: impl FnMut(Rank, Result<T>),
@@ -86,7 +105,8 @@ fn run<T: Send + 'static>(
         let (body, report) = (body.clone(), report.clone());
         thread::spawn(move || {
             let rank = wire.rank();
-            let mut collectives = Collectives::new(wire, TIMEOUT);
+            let collectives = Collectives::new(wire, TIMEOUT).with_algorithm(algorithm);
+            let mut collectives = collectives.expect("an algorithm for this world");
             let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut collectives)));
             drop(collectives);
             // Nobody listens any more when another rank has failed the test.
