@@ -29,7 +29,8 @@ impl Measurement {
     pub fn append(&self, file: Option<&Path>, times: &Times) -> Result<()> {
         let Some(file) = file else { return Ok(()) };
         let Self { bench, dtype, bytes, world } = self;
-        let line = format!("{bench},{dtype},{bytes},{world},ours,{:.3},{:.3}\n", times.median(), times.minimum());
+        let line =
+            format!("{bench},{dtype},{bytes},{world},ours,{:.3},{:.3}\n", times.median(), times.minimum());
         let opened = OpenOptions::new().create(true).append(true).open(file);
         opened
             .and_then(|mut file| file.write_all(line.as_bytes()))

@@ -58,7 +58,8 @@ impl Parameters {
                 _ => gradients.get::<B::InnerBackend, 2>(*id).map(Tensor::into_data),
             };
             let values = data.and_then(|data| data.to_vec::<f32>().ok());
-            values.ok_or_else(|| Error::new(ErrorKind::Diverged, format!("parameter {id} has no f32 gradient")))
+            values
+                .ok_or_else(|| Error::new(ErrorKind::Diverged, format!("parameter {id} has no f32 gradient")))
         };
         self.0.iter().map(values).collect()
     }

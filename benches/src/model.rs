@@ -110,7 +110,7 @@ impl<B: Backend> Batch<B> {
     /// Tokens that depend on `seed`.
     pub fn new(shape: &Shape, seed: usize, device: &B::Device) -> Self {
         let count = shape.batch * shape.tokens;
-        let token = |index: usize| ((index + seed * count) * 2654435761 >> 7) % shape.vocabulary;
+        let token = |index: usize| (((index + seed * count) * 2654435761) >> 7) % shape.vocabulary;
         let text: Vec<i64> = (0..=count).map(|index| token(index) as i64).collect();
         let inputs = TensorData::new(text[..count].to_vec(), [shape.batch, shape.tokens]);
         let targets = TensorData::new(text[1..].to_vec(), [count]);

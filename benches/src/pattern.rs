@@ -13,7 +13,7 @@ const PERIOD: usize = 65521;
 
 /// Element `index` of rank 0; rank `r` has `r + 1` times as much.
 fn value(index: usize) -> f64 {
-    ((index * 40503 >> 7) % 61 + 1) as f64
+    (((index * 40503) >> 7) % 61 + 1) as f64
 }
 
 /// The contents of a buffer, of any length.

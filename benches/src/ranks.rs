@@ -27,13 +27,21 @@ pub struct Ranks {
 
 impl Ranks {
     /// Runs `rank` in every rank, which is this process if a launcher started it; else starts them, with the arguments
-    /// of this process and `more`.
-    pub fn run(&self, program: &str, more: &[String], rank: impl FnOnce() -> Result<()>) -> ExitCode {
+    /// of this process and those that `more` adds for a number of processes.
+    pub fn run(
+        &self,
+        program: &str,
+        more: impl Fn(usize) -> Result<Vec<String>>,
+        rank: impl FnOnce() -> Result<()>,
+    ) -> ExitCode {
+        let launch = |nproc: &usize| {
+            let args = std::env::args().skip(1).chain(more(*nproc)?);
+            Launcher::new(*nproc).args(args).run()
+        };
         let outcome = if launch::is_child() {
             self.pin().and_then(|()| rank())
         } else {
-            let args = || std::env::args().skip(1).chain(more.iter().cloned());
-            self.nproc.iter().try_for_each(|nproc| Launcher::new(*nproc).args(args()).run())
+            self.nproc.iter().try_for_each(launch)
         };
         let Err(error) = outcome else { return ExitCode::SUCCESS };
         // Without standard error there is nobody to tell.
@@ -49,7 +57,8 @@ impl Ranks {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut set = CpuSet::new();
         set.set(RankInfo::from_env()?.local_rank % cores);
-        sched_setaffinity(None, &set).map_err(|error| Error::io("cannot bind the rank to its core (--pin)", error))
+        sched_setaffinity(None, &set)
+            .map_err(|error| Error::io("cannot bind the rank to its core (--pin)", error))
     }
 }
 

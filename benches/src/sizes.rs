@@ -38,6 +38,9 @@ mod tests {
         assert_eq!(parse("4KiB"), Ok(4096));
         assert_eq!(parse("17"), Ok(17));
         assert!(parse("4kb").is_err() && parse("0").is_err() && parse("99999999999GiB").is_err());
-        assert_eq!((show(4096), show(4097), show(3 << 20)), ("4 KiB".into(), "4097 B".into(), "3 MiB".into()));
+        assert_eq!(
+            (show(4096), show(4097), show(3 << 20)),
+            ("4 KiB".into(), "4097 B".into(), "3 MiB".into())
+        );
     }
 }

@@ -72,7 +72,10 @@ impl Way for Group {
             self.tensors.push(self.group.all_reduce(tensor, ReduceOp::Sum).wait()?);
             return Ok(());
         }
-        let list = tensors.into_iter().map(|tensor| burn::tensor::Float::into_any(tensor.into_primitive())).collect();
+        let list = tensors
+            .into_iter()
+            .map(|tensor| burn::tensor::Float::into_any(tensor.into_primitive()))
+            .collect();
         for tensor in self.group.all_reduce_list(list, ReduceOp::Sum).wait()? {
             self.tensors.push(from_any(tensor)?);
         }
