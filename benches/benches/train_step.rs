@@ -16,6 +16,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
+use burn::module::Module;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
 use burn_ddp::bucket::BUCKET_BYTES;
@@ -67,6 +68,16 @@ impl Training {
     fn new(model: Model, shape: &Shape, rank: usize) -> Self {
         let batch = Batch::new(shape, rank, &FlexDevice);
         Self { model: Some(model), optimizer: SgdConfig::new().init(), batch }
+    }
+
+    fn model(&self) -> Result<&Model> {
+        self.model.as_ref().ok_or_else(|| Error::config("an earlier step failed: there is no model"))
+    }
+
+    /// The gradients of this rank's batch.
+    fn gradients(&self) -> Result<GradientsParams> {
+        let model = self.model()?;
+        Ok(GradientsParams::from_grads(model.loss(&self.batch).backward(), model))
     }
 
     /// One step; the gradients go through `replica`, if there is one.
@@ -122,11 +133,12 @@ impl Args {
         let mut training = Training::new(model, &self.shape, rank.0);
         (0..WARM_UP + self.steps).try_for_each(|_| training.step(Some(&mut replica)))?;
         let peaks = group.all_gather_bytes(memory::peak()?.to_le_bytes().to_vec())?;
-        let bytes = verify(&mut training, &mut replica)?;
+        let mut alone = Training::new(copy(training.model()?, &self.shape), &self.shape, rank.0);
+        let bytes = verify(&training, &alone, &mut replica)?;
 
         let (mut off, mut on) = (Vec::new(), Vec::new());
         for _ in 0..self.blocks.max(1) {
-            off.push(self.block(group, || training.step(None))?);
+            off.push(self.block(group, || alone.step(None))?);
             on.push(self.block(group, || training.step(Some(&mut replica)))?);
         }
         if !rank.is_root() {
@@ -189,16 +201,19 @@ impl Args {
     }
 }
 
-/// Compares all parameters and one reduction between the ranks, and returns the bytes of the parameters.
-fn verify(training: &mut Training, replica: &mut Replica<B>) -> Result<usize> {
-    let Some(model) = &training.model else { return Err(Error::config("there is no model")) };
+/// A model with the values and ids of `model` that no replica knows: nothing takes its gradients in a backward pass.
+fn copy(model: &Model, shape: &Shape) -> Model {
+    Model::new(shape, &FlexDevice).load_record(model.clone().into_record())
+}
+
+/// Compares all parameters and one reduction between the ranks, and returns the bytes of the parameters. `alone` has the
+/// same model and batch as `training`.
+fn verify(training: &Training, alone: &Training, replica: &mut Replica<B>) -> Result<usize> {
     let group = replica.group().clone();
-    replica.verify(model)?;
-    let gradients = || GradientsParams::from_grads(model.loss(&training.batch).backward(), model);
-    let mine = gradients();
-    let reduced = replica.reduce(model, gradients())?.grads;
-    let parameters = Parameters::of(model);
-    parameters.check_mean::<B>(&group, &mine, &reduced)?;
+    replica.verify(training.model()?)?;
+    let reduced = replica.reduce(training.model()?, training.gradients()?)?.grads;
+    let parameters = Parameters::of(training.model()?);
+    parameters.check_mean::<B>(&group, &alone.gradients()?, &reduced)?;
     // A rank that found a miss does not come here, and then nobody goes on.
     group.barrier()?;
     Ok(parameters.bytes())
