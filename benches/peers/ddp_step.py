@@ -3,6 +3,7 @@ and steps of `benches/train_step.rs`. `torchrun --standalone --nproc-per-node 2 
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 
@@ -89,9 +90,12 @@ def block(args, training, synchronize):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in [("width", 512), ("layers", 8), ("tokens", 64), ("batch", 4), ("vocabulary", 5000), ("blocks", 2), ("steps", 12)]:
+    shape = {"width": 512, "layers": 8, "tokens": 64, "batch": 4, "vocabulary": 5000}
+    for name, default in (shape | {"blocks": 2, "steps": 12}).items():
         parser.add_argument(f"--{name}", type=int, default=default, help="(%(default)s)")
+    measure.pin(parser)
     args = parser.parse_args()
+    measure.bind(args, int(os.environ["LOCAL_RANK"]))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")

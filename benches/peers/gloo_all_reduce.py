@@ -1,5 +1,7 @@
 """all_reduce of f32 through Gloo: `torchrun --standalone --nproc-per-node 2 gloo_all_reduce.py`."""
 
+import os
+
 import measure
 import torch
 import torch.distributed as dist
@@ -7,6 +9,7 @@ import torch.distributed as dist
 
 def main():
     args = measure.arguments(__doc__).parse_args()
+    measure.bind(args, int(os.environ["LOCAL_RANK"]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     one = torch.zeros(1)

@@ -1,6 +1,7 @@
 """What the peers' programs share: the values of `src/pattern.rs`, their arguments, and one line per measurement."""
 
 import argparse
+import os
 import sys
 import time
 
@@ -22,7 +23,18 @@ def arguments(description):
     sizes = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB"
     parser.add_argument("--bytes", default=sizes, help="sizes on one rank (%(default)s)")
     parser.add_argument("--iterations", type=int, help="of each size; else from 10 for large ones to 400 for small ones")
+    pin(parser)
     return parser
+
+
+def pin(parser):
+    """Adds `--pin`."""
+    parser.add_argument("--pin", action="store_true", help="bind rank r to core r")
+
+
+def bind(args, local_rank):
+    if args.pin:
+        os.sched_setaffinity(0, {local_rank % os.cpu_count()})
 
 
 def iterations(args, size_bytes):

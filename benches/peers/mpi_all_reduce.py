@@ -8,6 +8,7 @@ from mpi4py import MPI
 def main():
     args = measure.arguments(__doc__).parse_args()
     world = MPI.COMM_WORLD
+    measure.bind(args, world.rank)
     one = np.zeros(1, dtype=np.float32)
 
     def all_reduce(array):

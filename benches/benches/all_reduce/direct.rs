@@ -1,13 +1,12 @@
 //! The collective itself, on the thread that calls it: no tensor, no hand-off, no Burn.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use burn_ddp::collective::Collectives;
 use burn_ddp::deadline::Deadline;
 use burn_ddp::join::{Joined, join};
 use burn_ddp::rendezvous::local_address;
-use burn_ddp::store::{MemoryStore, Store, TcpStore};
+use burn_ddp::store::{Store, TcpStore};
 use burn_ddp::{DType, Error, GroupOptions, Rank, RankInfo, ReduceOp, Result};
 use burn_ddp_benches::pattern::Pattern;
 
@@ -29,15 +28,9 @@ impl Direct {
     pub(crate) fn new(info: RankInfo, segments: usize) -> Result<Self> {
         let options = GroupOptions::from_env()?;
         let deadline = Deadline::after(options.rendezvous_timeout);
-        let interface = options.interface.as_deref();
-        let (store, seen): (Arc<dyn Store>, IpAddr) = if info.master.is_some() {
-            let store = TcpStore::from_rank_info(&info, options.rendezvous_timeout)?;
-            let seen = store.local_addr().ip();
-            (Arc::new(store), seen)
-        } else {
-            (Arc::new(MemoryStore::default()), Ipv4Addr::LOCALHOST.into())
-        };
-        let address = local_address(interface, seen)?;
+        let store = TcpStore::from_rank_info(&info, options.rendezvous_timeout)?;
+        let address = local_address(options.interface.as_deref(), store.local_addr().ip())?;
+        let store: Arc<dyn Store> = Arc::new(store);
         let joined = join(&store, "0", &info, &options, address, deadline)?;
         let (dtype, memory) = (DType::U8, Vec::new());
         Ok(Self { joined, _store: store, segments, dtype, bytes: 0, memory, one: vec![0.0] })
