@@ -46,6 +46,9 @@ struct Args {
     /// Iterations of each size; without it from 10 for large sizes to 400 for small ones
     #[arg(long)]
     iterations: Option<usize>,
+    /// Spoil the last rank's result, to see that nothing is printed then
+    #[arg(long)]
+    spoil: bool,
 }
 
 fn dtype(text: &str) -> std::result::Result<DType, String> {
@@ -107,8 +110,9 @@ impl Args {
                 let algorithm = bytes as f64 / times.median() / 1e3;
                 let bus = algorithm * 2.0 * (world - 1) as f64 / world as f64;
                 say(format_args!(
-                    "{:>8} {dtype:>6} {:>14.2} {:>14.2} {algorithm:>12.3} {bus:>12.3}",
+                    "{:>8} {:>6} {:>14.2} {:>14.2} {algorithm:>12.3} {bus:>12.3}",
                     sizes::show(bytes),
+                    dtype.to_string(),
                     times.median(),
                     times.minimum()
                 ))?;
@@ -127,6 +131,9 @@ impl Args {
         let verify = |way: &mut dyn Way| {
             way.fill(Some(&mine))?;
             way.reduce()?;
+            if self.spoil && rank.0 + 1 == world {
+                way.fill(None)?;
+            }
             let what =
                 format_args!("all_reduce of {} {dtype} is wrong on {rank}", sizes::show(bytes)).to_string();
             way.check(&sum).map_err(|error| Error::new(error.kind(), format!("{what}: {error}")))?;
