@@ -1,0 +1,168 @@
+//! Communication behind the backward pass: from the start of `backward()` to reduced gradients, with overlap and
+//! without, beside the backward pass alone and the communication alone.
+//!
+//! Where communication takes as long as the backward pass, there is most to gain: `--balance` chooses the batch so. The four
+//! alternate; ranks pass a barrier before each, and the time is rank 0's. Before that, the reduced gradients of both ways
+//! are compared with the mean of all ranks' own.
+//!
+//! ```sh
+//! cargo bench -p burn-ddp-benches --features overlap --bench overlap
+//! sudo benches/netns.sh                  # over a link of 1 Gbit/s
+//! ```
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use burn::backend::Autodiff;
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn_ddp::{DType, Ddp, Error, MicroStep, ProcessGroup, Rank, Replica, ReplicaOptions, Result};
+use burn_ddp_benches::csv::Measurement;
+use burn_ddp_benches::gradients::Parameters;
+use burn_ddp_benches::model::{Batch, Shape, Transformer};
+use burn_ddp_benches::ranks::{Ranks, say};
+use burn_ddp_benches::times::Times;
+use burn_flex::{Flex, FlexDevice};
+use clap::Parser;
+
+type B = Autodiff<Ddp<Flex>>;
+type Group = ProcessGroup<Ddp<Flex>>;
+
+/// From the start of the backward pass to reduced gradients, with overlap and without
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    ranks: Ranks,
+    #[command(flatten)]
+    shape: Shape,
+    /// Choose the batch such that the backward pass takes as long as the communication
+    #[arg(long)]
+    balance: bool,
+    /// Times that each is measured
+    #[arg(long, default_value_t = 10)]
+    iterations: usize,
+}
+
+/// A model that is reduced in one way.
+struct Way {
+    model: Transformer<B>,
+    replica: Replica<B>,
+}
+
+impl Way {
+    fn new(shape: &Shape, group: &Group, overlap: bool) -> Result<Self> {
+        let options = ReplicaOptions::new().with_overlap(overlap);
+        let (model, replica) = Replica::new(Transformer::new(shape, &FlexDevice), group, options)?;
+        Ok(Self { model, replica })
+    }
+
+    /// From the start of the backward pass to the end of the reduction, and the backward pass alone.
+    fn run(&mut self, group: &Group, batch: &Batch<B>) -> Result<(Duration, Duration)> {
+        let loss = self.model.loss(batch);
+        group.barrier()?;
+        let start = Instant::now();
+        let gradients = GradientsParams::from_grads(loss.backward(), &self.model);
+        let backward = start.elapsed();
+        self.replica.reduce(&self.model, MicroStep::new(gradients).with_loss(loss))?;
+        Ok((start.elapsed(), backward))
+    }
+
+    /// The reduction by itself, of gradients that all ranks have.
+    fn communicate(&mut self, group: &Group, batch: &Batch<B>) -> Result<Duration> {
+        let gradients = GradientsParams::from_grads(self.model.loss(batch).backward(), &self.model);
+        group.barrier()?;
+        let start = Instant::now();
+        self.replica.reduce(&self.model, gradients)?;
+        Ok(start.elapsed())
+    }
+
+    /// Compares one reduction with the mean of all ranks' own gradients.
+    fn verify(&mut self, group: &Group, shape: &Shape, batch: &Batch<B>) -> Result<Parameters> {
+        // A model that no replica knows: nothing takes its gradients in the backward pass.
+        let copy = Transformer::new(shape, &FlexDevice).load_record(self.model.clone().into_record());
+        let mine = GradientsParams::from_grads(copy.loss(batch).backward(), &copy);
+        let gradients = GradientsParams::from_grads(self.model.loss(batch).backward(), &self.model);
+        let reduced = self.replica.reduce(&self.model, gradients)?.grads;
+        let parameters = Parameters::of(&self.model);
+        parameters.check_mean::<B>(group, &mine, &reduced)?;
+        group.barrier()?;
+        Ok(parameters)
+    }
+}
+
+impl Args {
+    fn rank(&self) -> Result<()> {
+        let group = ProcessGroup::from_env(&FlexDevice)?;
+        group.finish(self.compare(&group))
+    }
+
+    fn compare(&self, group: &Group) -> Result<()> {
+        let (rank, world) = (group.rank(), group.world_size());
+        let mut shape = self.shape;
+        let mut without = Way::new(&shape, group, false)?;
+        if self.balance {
+            shape.batch = balanced(&shape, group, &mut without)?;
+        }
+        let batch = Batch::new(&shape, rank.0, &FlexDevice);
+        let mut with = Way::new(&shape, group, true)?;
+        let parameters = without.verify(group, &shape, &batch)?;
+        with.verify(group, &shape, &batch)?;
+
+        let [mut backward, mut communication, mut off, mut on] = [const { Vec::new() }; 4];
+        for _ in 0..self.iterations.max(1) {
+            communication.push(without.communicate(group, &batch)?);
+            let (whole, alone) = without.run(group, &batch)?;
+            backward.push(alone);
+            off.push(whole);
+            on.push(with.run(group, &batch)?.0);
+        }
+        if !rank.is_root() {
+            return Ok(());
+        }
+        let bytes = parameters.bytes();
+        say(format_args!(
+            "overlap, {world} processes, {:.1} M parameters, {} x {} tokens on each, verified",
+            bytes as f64 / 4e6,
+            shape.batch,
+            shape.tokens
+        ))?;
+        let all = [
+            ("overlap_backward", "backward alone", backward),
+            ("overlap_communication", "communication alone", communication),
+            ("overlap_off", "both, overlap off", off),
+            ("overlap_on", "both, overlap on", on),
+        ]
+        .map(|(bench, name, times)| (bench, name, Times::new(times)));
+        let larger = all[0].2.median().max(all[1].2.median());
+        say(format_args!("{:>20} {:>12} {:>12} {:>12}", "", "median ms", "minimum ms", "of larger"))?;
+        for (bench, name, times) in all {
+            let (median, minimum) = (times.median() / 1e3, times.minimum() / 1e3);
+            say(format_args!("{name:>20} {median:>12.1} {minimum:>12.1} {:>12.3}", times.median() / larger))?;
+            let measurement = Measurement { bench, dtype: DType::F32, bytes, world };
+            measurement.append(self.ranks.csv.as_deref(), &times)?;
+        }
+        let sent = with.replica.overlap();
+        say(format_args!("buckets of the way with overlap: {sent:?}"))
+    }
+}
+
+/// The batch whose backward pass takes as long as the communication, the same on all ranks.
+fn balanced(shape: &Shape, group: &Group, way: &mut Way) -> Result<usize> {
+    let batch = Batch::new(shape, group.rank().0, &FlexDevice);
+    let mut best = shape.batch;
+    // The first round warms up.
+    for _ in 0..2 {
+        let communication = way.communicate(group, &batch)?;
+        let (_, backward) = way.run(group, &batch)?;
+        let batch = shape.batch as f64 * communication.as_secs_f64() / backward.as_secs_f64();
+        best = (batch.round() as usize).clamp(1, 64);
+    }
+    let rank_0 = group.broadcast_bytes(&best.to_le_bytes(), Rank(0))?;
+    let batch = rank_0.try_into().map(usize::from_le_bytes);
+    batch.map_err(|bytes| Error::config(format!("rank 0 sent no batch size but {bytes:?}")))
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    args.ranks.run("overlap", |_| Ok(Vec::new()), || args.rank())
+}

@@ -1,0 +1,39 @@
+//! One line per measurement, the same from ours and from the peers' programs.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+
+use burn_ddp::{DType, Error, Result};
+
+use crate::times::Times;
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct Measurement {
+    /// What ran: `all_reduce`, `all_reduce_group`, `step_on`, `step_off`, ...
+    pub bench: &'static str,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Bytes of the buffer on one rank.
+    pub bytes: usize,
+    /// Number of processes.
+    pub world: usize,
+}
+
+impl Measurement {
+    /// Appends `bench,dtype,bytes,world,system,median,minimum` to `file`, times in µs; nothing without a file.
+    ///
+    /// # Errors
+    /// `Io` with the file.
+    pub fn append(&self, file: Option<&Path>, times: &Times) -> Result<()> {
+        let Some(file) = file else { return Ok(()) };
+        let Self { bench, dtype, bytes, world } = self;
+        let line =
+            format!("{bench},{dtype},{bytes},{world},ours,{:.3},{:.3}\n", times.median(), times.minimum());
+        let opened = OpenOptions::new().create(true).append(true).open(file);
+        opened
+            .and_then(|mut file| file.write_all(line.as_bytes()))
+            .map_err(|error| Error::io(format!("cannot write to {} (--csv)", file.display()), error))
+    }
+}

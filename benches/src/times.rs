@@ -1,0 +1,38 @@
+//! Times of one thing done often.
+
+use std::time::Duration;
+
+/// The times of equal iterations, in µs and sorted.
+#[derive(Clone, Debug)]
+pub struct Times(Vec<f64>);
+
+impl Times {
+    /// Those of `durations`, at least one.
+    pub fn new(durations: impl IntoIterator<Item = Duration>) -> Self {
+        let mut times: Vec<f64> = durations.into_iter().map(|time| time.as_secs_f64() * 1e6).collect();
+        assert!(!times.is_empty(), "no iteration was timed");
+        times.sort_by(f64::total_cmp);
+        Self(times)
+    }
+
+    /// The shortest, in µs.
+    pub fn minimum(&self) -> f64 {
+        self.0[0]
+    }
+
+    /// The one in the middle, in µs; the later of two.
+    pub fn median(&self) -> f64 {
+        self.0[self.0.len() / 2]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_does_not_matter() {
+        let times = Times::new([30, 10, 20].map(Duration::from_micros));
+        assert_eq!((times.minimum(), times.median()), (10.0, 20.0));
+    }
+}
