@@ -7,7 +7,7 @@ use burn_ddp::deadline::Deadline;
 use burn_ddp::join::{Joined, join};
 use burn_ddp::rendezvous::local_address;
 use burn_ddp::store::{Store, TcpStore};
-use burn_ddp::{DType, Error, GroupOptions, Rank, RankInfo, ReduceOp, Result};
+use burn_ddp::{DType, GroupOptions, Rank, RankInfo, ReduceOp, Result};
 use burn_ddp_benches::pattern::Pattern;
 
 use crate::Way;
@@ -47,11 +47,7 @@ impl Direct {
 
 /// The sum of all ranks' `segments`, in place.
 fn sum(collectives: &mut Collectives, dtype: DType, segments: &mut [&mut [u8]]) -> Result<()> {
-    let count = segments.len();
-    let [segment] = segments else {
-        return Err(Error::config(format!("--segments {count}: the collective takes one")));
-    };
-    collectives.all_reduce(dtype, ReduceOp::Sum, segment)
+    collectives.all_reduce(dtype, ReduceOp::Sum, segments)
 }
 
 impl Way for Direct {
