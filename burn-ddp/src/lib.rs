@@ -100,4 +100,4 @@ pub use process_group::{ProcessGroup, Work};
 #[cfg(feature = "burn")]
 pub use reducer::GradientReduction;
 #[cfg(feature = "burn")]
-pub use replica::{BufferSync, MicroStep, Reduced, Replica, ReplicaOptions};
+pub use replica::{BufferSync, MicroStep, Reduced, Replica, ReplicaOptions, Reproducibility};

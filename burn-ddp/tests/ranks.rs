@@ -10,6 +10,7 @@ mod harness;
 #[cfg(feature = "train")]
 mod norm;
 mod regression;
+mod reproducible;
 mod startup;
 mod toy;
 
@@ -25,6 +26,7 @@ fn rank_process() {
         #[cfg(feature = "train")]
         norm::CASES,
         regression::CASES,
+        reproducible::CASES,
         startup::CASES,
         toy::CASES,
     ];

@@ -80,6 +80,41 @@ fn numbers_are_the_same_for_every_world_size() {
 }
 
 #[test]
+fn reproducible_runs_are_the_same_to_the_last_bit() {
+    // What the log says that depends on the run alone, and the parameter hash.
+    let told = |args: &str| {
+        let (text, records) = logged(&format!("--steps 30 --warmup-steps 5 --lr 1e-2 {args}"));
+        assert_eq!(records.len(), 30, "{text}");
+        let lines =
+            text.lines().filter_map(|line| line.split_once(" | dt ").map(|(line, _)| line.to_string()));
+        let mut told: Vec<String> = lines.collect();
+        assert_eq!(told.len(), 30, "{text}");
+        // Printed as they are stored: with as many digits as it takes to tell one f64 from any other.
+        told.extend(
+            records.iter().map(|record| format!("{} {} {}", record["loss"], record["norm"], record["lr"])),
+        );
+        told.extend(text.lines().filter(|line| line.contains("held-out loss ")).map(String::from));
+        let hash = text.split_once("parameter hash ").expect("a hash").1;
+        told.push(hash.split_once(',').expect("one hash").0.to_string());
+        told
+    };
+    let mut runs = Vec::new();
+    for dropout in ["", "--dropout 0.1"] {
+        let run = |nproc: usize| told(&format!("--reproducible --eval-every 30 --nproc {nproc} {dropout}"));
+        let one = run(1);
+        assert_eq!(one.len(), 62);
+        for nproc in [2, 4] {
+            assert_eq!(run(nproc), one, "--nproc {nproc} {dropout}");
+        }
+        runs.push(one);
+    }
+    assert_ne!(runs[0], runs[1]);
+    // And a training it is.
+    let loss = |line: &str| line.split(' ').next().and_then(|loss| loss.parse::<f64>().ok()).expect("a loss");
+    assert!(runs.iter().all(|run| loss(&run[59]) < loss(&run[30]) - 0.4));
+}
+
+#[test]
 fn a_world_of_one_is_the_plain_loop_bit_for_bit() {
     let flags = "--layers 1 --heads 2 --embd 16 --batch-size 4 --seq-len 16 --total-batch-tokens 64 --clip 0";
     let directory = tempfile::tempdir().unwrap();
@@ -286,6 +321,9 @@ fn wrong_input_is_one_line_and_writes_nothing() {
         ("--nproc 18446744073709551615", vec!["--nproc 18446744073709551615"]),
         ("--lr NaN", vec!["--lr NaN"]),
         ("--clip=-1", vec!["--clip -1"]),
+        ("--dropout 1", vec!["--dropout 1"]),
+        ("--dropout NaN", vec!["--dropout NaN"]),
+        ("--reproducible --nproc 3", vec!["--reproducible with 3 processes", "2 or 4"]),
         ("--log-json /no/such/directory/log", vec!["--log-json", "/no/such/directory/log"]),
         ("--data /no/such/file", vec!["--data /no/such/file"]),
         (&format!("--data {empty}"), vec!["empty"]),
@@ -353,7 +391,7 @@ fn targets_are_the_inputs_one_token_on() {
 
 #[test]
 fn attention_does_not_see_the_future() {
-    let config = gpt::model::GptConfig { vocab: 5, seq_len: 4, layers: 2, heads: 2, embd: 8 };
+    let config = gpt::model::GptConfig { vocab: 5, seq_len: 4, layers: 2, heads: 2, embd: 8, dropout: 0.1 };
     let model = gpt::model::Gpt::<Flex>::new(&config, &FlexDevice);
     let logits = |tokens: [i32; 4]| {
         let logits = model.logits(Tensor::from_ints([tokens], &FlexDevice));

@@ -21,7 +21,7 @@ use super::{Inner, TrainOutputOf, ValidOutputOf, state};
 use crate::error::{Error, Result};
 use crate::parameters;
 use crate::rank::Rank;
-use crate::replica::Replica;
+use crate::replica::{Replica, Reproducibility};
 
 /// One launch on this rank.
 pub(super) struct Strategy<LC: LearningComponentsTypes> {
@@ -52,8 +52,15 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
         components: &mut TrainingComponents<LC>,
     ) -> Result<Prepared<LC>> {
         let group = &self.ddp.group;
-        group.alike(match components.grad_accumulation {
-            Some(0) => Err(Error::config("grads_accumulation(0): give the micro-steps of an optimizer step")),
+        group.alike(match (components.grad_accumulation, self.ddp.options.replica.reproducibility) {
+            (Some(0), _) => {
+                Err(Error::config("grads_accumulation(0): give the micro-steps of an optimizer step"))
+            }
+            (_, Reproducibility::AnyWorldSize { .. }) => Err(Error::config(
+                "Reproducibility::AnyWorldSize with a Learner: it divides every batch among the ranks, so that each \
+                 number of ranks computes other sums; use a loop of your own, with the same micro-batches in all \
+                 worlds",
+            )),
             _ => Ok(()),
         })?;
         let settings = format!(

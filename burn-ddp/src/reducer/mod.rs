@@ -17,8 +17,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 
 mod flight;
+mod order;
 mod window;
 
+pub(crate) use order::Order;
 use window::Window;
 
 /// What becomes of the gradients of all micro-steps and ranks.
@@ -36,6 +38,7 @@ pub(crate) struct Reducer<B: Backend> {
     specs: Vec<ParamSpec>,
     plan: BucketPlan,
     reduction: GradientReduction,
+    order: Order,
     window: Window<B>,
 }
 
@@ -58,7 +61,12 @@ pub(crate) struct Reduction<B: Backend> {
 const TAIL: usize = 6;
 
 impl<B: Backend> Reducer<B> {
-    pub(crate) fn new(specs: Vec<ParamSpec>, cap: Option<usize>, reduction: GradientReduction) -> Self {
+    pub(crate) fn new(
+        specs: Vec<ParamSpec>,
+        cap: Option<usize>,
+        reduction: GradientReduction,
+        order: Order,
+    ) -> Self {
         // Half-precision gradients travel as f32: sums of weighted halves would overflow or vanish.
         let wire: Vec<_> = specs
             .iter()
@@ -68,13 +76,18 @@ impl<B: Backend> Reducer<B> {
             })
             .collect();
         let plan = BucketPlan::for_gradients(&wire, cap);
-        let window = Window::new(specs.len());
-        Self { specs, plan, reduction, window }
+        let window = Window::new(specs.len(), order);
+        Self { specs, plan, reduction, order, window }
     }
 
     /// Forgets the window, so that nothing of it leaks into the next one.
     pub(crate) fn reset(&mut self) {
-        self.window = Window::new(self.specs.len());
+        self.window = Window::new(self.specs.len(), self.order);
+    }
+
+    /// Micro-steps since the last reduction.
+    pub(crate) fn micro_steps(&self) -> usize {
+        self.window.micro_steps()
     }
 
     pub(crate) fn plan(&self) -> &BucketPlan {
@@ -89,16 +102,14 @@ impl<B: Backend> Reducer<B> {
         loss: Option<FloatTensor<B>>,
         weight: Option<f64>,
     ) -> Result<()> {
+        self.expect_micro_steps(self.window.micro_steps() + 1, |given, expected| given <= expected)?;
         let factor = weight.unwrap_or(1.0);
         if !factor.is_finite() || factor < 0.0 {
             return Err(Error::config(format!(
                 "weight {factor} of a micro-step: give its number of items, zero or more"
             )));
         }
-        if factor == 0.0 {
-            return Ok(());
-        }
-        if self.tail_dtype() == DType::F32 && !(factor as f32).is_normal() {
+        if factor != 0.0 && self.tail_dtype() == DType::F32 && !(factor as f32).is_normal() {
             return Err(Error::config(format!(
                 "weight {factor} of a micro-step: f32, in which it travels, cannot hold it"
             )));
@@ -109,22 +120,32 @@ impl<B: Backend> Reducer<B> {
 
     /// Reduces the window over all ranks and begins a new one.
     pub(crate) fn reduce(&mut self, group: &ProcessGroup<B>) -> Result<Reduction<B>> {
-        let window = std::mem::replace(&mut self.window, Window::new(self.specs.len()));
-        let Window { mut gradients, dtypes, losses, weight, micro_steps, weighted } = window;
-        let joined_in = f64::from(u8::from(micro_steps > 0));
-        let mut tail = vec![weight, 0.0, 0.0, micro_steps as f64, weighted as f64, joined_in];
-        for (loss, weight) in losses {
-            let factor = if self.reduction == GradientReduction::Sum { 1.0 } else { weight };
-            tail[1] += factor * scalar::<B>(loss)?;
-            tail[2] += weight;
-        }
+        self.expect_micro_steps(self.window.micro_steps(), |given, expected| given == expected)?;
+        let mut window = std::mem::replace(&mut self.window, Window::new(self.specs.len(), self.order));
+        let numbers = self.order.total(&window.numbers(self.reduction)?, self.tail_dtype());
+        let [.., micro_steps, _] = numbers;
+        let mut tail = numbers.to_vec();
+        tail.push(f64::from(u8::from(micro_steps > 0.0)));
+        let mut gradients = window.gradients();
         let used_here: Vec<bool> = gradients.iter().map(Option::is_some).collect();
         tail.extend(used_here.iter().map(|used| f64::from(u8::from(*used))));
         // A rank without items lacks nothing.
-        let used_here = used_here.into_iter().map(|used| used || micro_steps == 0).collect();
+        let used_here = used_here.into_iter().map(|used| used || micro_steps == 0.0).collect();
         let sum_of_tails =
             if group.is_connected() { self.all_reduce(group, &mut gradients, &tail)? } else { tail };
-        self.scale(gradients, &dtypes, &sum_of_tails, used_here).map_err(|error| group.agreed(error))
+        self.scale(gradients, &window.dtypes, &sum_of_tails, used_here).map_err(|error| group.agreed(error))
+    }
+
+    /// An error unless a window of `given` micro-steps `fits` the number that the order asks for, if it does.
+    fn expect_micro_steps(&self, given: usize, fits: impl Fn(usize, usize) -> bool) -> Result<()> {
+        match self.order {
+            Order::Tree(expected) if !fits(given, expected) => Err(Error::config(format!(
+                "a window of {given} micro-steps{}, but accumulation is {expected}: with \
+                 Reproducibility::AnyWorldSize every window has exactly that many, on all ranks",
+                if given < expected { "" } else { " or more" }
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn tail_dtype(&self) -> DType {

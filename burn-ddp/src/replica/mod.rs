@@ -24,12 +24,16 @@ use crate::reducer::{Reducer, Reduction};
 mod agreement;
 mod buffers;
 mod options;
+mod reproducible;
 mod step;
 
 pub use agreement::verify_parameters;
 pub use buffers::BufferSync;
 pub use options::ReplicaOptions;
+pub use reproducible::Reproducibility;
 pub use step::{MicroStep, Reduced};
+
+use reproducible::seed_of;
 
 /// One process's copy of the model. See the [module documentation](self).
 pub struct Replica<B: AutodiffBackend> {
@@ -78,19 +82,29 @@ impl<B: AutodiffBackend> Replica<B> {
         if let Some(norm) = options.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
             return Err(Error::config(format!("clip_norm is {norm}: give a positive number")));
         }
+        let reproducibility = options.reproducibility;
+        reproducibility.check(&options, group.world_size(), group.in_host_memory())?;
+        let any_world_size = reproducibility != Reproducibility::FixedWorldSize;
         let model =
             if group.world_size() == 1 { model } else { agreement::align::<B, M>(model, group, &options)? };
+        if any_world_size {
+            // Values that are drawn late would be drawn from the stream of the first micro-step.
+            parameters::collect::<B, M>(&model)?;
+        }
+        let order = reproducibility.order(&options);
         let mut replica = Self {
             group: group.clone(),
-            reducer: Reducer::new(Vec::new(), options.bucket_bytes, options.reduction),
+            reducer: Reducer::new(Vec::new(), options.bucket_bytes, options.reduction, order),
             options,
             specs: Vec::new(),
             ids: Vec::new(),
             steps: 0,
             warned: false,
-            settled: group.world_size() > 1,
+            settled: any_world_size || group.world_size() > 1,
         };
         replica.look_at(&model);
+        reproducibility.check_parameters(&replica.specs).map_err(|error| group.agreed(error))?;
+        replica.seed_next();
         tracing::debug!("{} reduces\n{}", group.rank(), replica.plan());
         Ok((model, replica))
     }
@@ -99,7 +113,19 @@ impl<B: AutodiffBackend> Replica<B> {
         let params = parameters::describe::<B, M>(model);
         self.ids = params.iter().map(|param| param.id).collect();
         self.specs = params.into_iter().map(|param| param.spec).collect();
-        self.reducer = Reducer::new(self.specs.clone(), self.options.bucket_bytes, self.options.reduction);
+        let order = self.options.reproducibility.order(&self.options);
+        self.reducer =
+            Reducer::new(self.specs.clone(), self.options.bucket_bytes, self.options.reduction, order);
+    }
+
+    /// Sets the random stream of the micro-step to come, where it is to be the same for every number of ranks.
+    fn seed_next(&self) {
+        if let (Reproducibility::AnyWorldSize { seed }, Some(accumulation)) =
+            (self.options.reproducibility, self.options.accumulation)
+        {
+            let micro = self.group.rank().0 * accumulation + self.reducer.micro_steps();
+            B::seed(self.group.device(), seed_of(seed, self.steps as u64, micro as u64));
+        }
     }
 
     /// The group it reduces over.
@@ -119,7 +145,9 @@ impl<B: AutodiffBackend> Replica<B> {
         model: &M,
         micro_step: impl Into<MicroStep<B>>,
     ) -> Result<()> {
-        self.add(model, micro_step.into()).map_err(|error| self.give_up(error))
+        self.add(model, micro_step.into()).map_err(|error| self.give_up(error))?;
+        self.seed_next();
+        Ok(())
     }
 
     /// Adds the window's last micro-step and reduces the window over all ranks: the gradient of the global
@@ -143,13 +171,16 @@ impl<B: AutodiffBackend> Replica<B> {
             self.finish(reduction)
         });
         self.steps += 1;
-        reduced.map_err(|error| self.give_up(error))
+        let reduced = reduced.map_err(|error| self.give_up(error))?;
+        self.seed_next();
+        Ok(reduced)
     }
 
     /// Forgets the micro-steps since the last reduction, for a window that is not to become an optimizer step. All
     /// ranks must call it.
     pub fn discard(&mut self) {
         self.reducer.reset();
+        self.seed_next();
     }
 
     /// Ends the group with this rank's error, and the window with it.
@@ -321,7 +352,7 @@ impl<B: AutodiffBackend> Replica<B> {
     }
 
     fn norm(&self, reduction: &mut Reduction<B::InnerBackend>) -> Result<f64> {
-        if self.group.in_host_memory() {
+        if self.group.in_host_memory() || self.options.reproducibility != Reproducibility::FixedWorldSize {
             return norm::through_host::<B::InnerBackend>(&mut reduction.gradients);
         }
         let mine = norm::on_device::<B::InnerBackend>(&reduction.gradients)?;

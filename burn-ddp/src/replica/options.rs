@@ -3,6 +3,7 @@
 use derive_new::new;
 
 use crate::reducer::GradientReduction;
+use crate::replica::Reproducibility;
 
 /// Options of a [`Replica`](crate::Replica).
 #[derive(Clone, Debug, PartialEq, new)]
@@ -32,6 +33,9 @@ pub struct ReplicaOptions {
     /// whatever the loop does.
     #[new(default)]
     pub accumulation: Option<usize>,
+    /// What the bits of the training depend on.
+    #[new(default)]
+    pub reproducibility: Reproducibility,
 }
 
 impl Default for ReplicaOptions {
@@ -74,5 +78,10 @@ impl ReplicaOptions {
     /// The same with [`accumulation`](Self::accumulation).
     pub fn with_accumulation(self, micro_steps: usize) -> Self {
         Self { accumulation: Some(micro_steps), ..self }
+    }
+
+    /// The same with another [`reproducibility`](Self::reproducibility).
+    pub fn with_reproducibility(self, reproducibility: Reproducibility) -> Self {
+        Self { reproducibility, ..self }
     }
 }

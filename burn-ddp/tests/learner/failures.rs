@@ -12,7 +12,7 @@ use burn::tensor::backend::Backend;
 use burn::train::metric::{Metric, MetricMetadata, MetricName, SerializedEntry};
 use burn_ddp::data::{self, DataLoaderBuilder};
 use burn_ddp::learner::{DdpStrategy, LaunchDdp};
-use burn_ddp::{ProcessGroup, Result};
+use burn_ddp::{ProcessGroup, ReplicaOptions, Reproducibility, Result};
 
 use crate::harness::{Case, Launch, Outcome, argument};
 use crate::setup::*;
@@ -182,12 +182,18 @@ fn unlike() -> Result<String> {
     let (items, epochs, seed) = match argument().as_str() {
         "items" => (10 + rank, 1, 0),
         "epochs" => (10, 1 + rank, 0),
-        _ => (10, 1, rank as u64),
+        "seed" => (10, 1, rank as u64),
+        _ => (10, 1, 0),
     };
     let (train, valid) = loaders(&group, items, 5, 0)?;
-    training(artifacts.path(), train, valid)
-        .num_epochs(epochs)
-        .launch_ddp(&DdpStrategy::new(&group).with_seed(seed), learner(&group, &NetConfig::new())?)?;
+    let mut replica = ReplicaOptions::new();
+    if argument() == "bits" {
+        replica = replica.with_reproducibility(Reproducibility::AnyWorldSize { seed: 0 });
+    }
+    training(artifacts.path(), train, valid).num_epochs(epochs).launch_ddp(
+        &DdpStrategy::new(&group).with_seed(seed).with_replica(replica),
+        learner(&group, &NetConfig::new())?,
+    )?;
     Ok(String::new())
 }
 
@@ -200,6 +206,16 @@ fn ranks_that_train_differently_are_told_how() {
     ] {
         for outcome in Launch::new("unlike", 2).argument(argument).run() {
             outcome.failed_saying(&words);
+        }
+    }
+}
+
+#[test]
+fn bits_that_do_not_depend_on_the_world_size_are_not_promised() {
+    for world_size in [1, 2] {
+        for outcome in Launch::new("unlike", world_size).argument("bits").run() {
+            outcome.failed_saying(&["AnyWorldSize with a Learner", "a loop of your own"]);
+            assert_eq!(outcome.status.code(), Some(2));
         }
     }
 }

@@ -56,9 +56,15 @@ pub(crate) struct Args {
     /// Largest global norm of the gradient; 0 does not clip
     #[arg(long, default_value_t = 1.0)]
     pub(crate) clip: f64,
-    /// Seed of the initial weights
+    /// Seed of the initial weights and of dropout
     #[arg(long, default_value_t = 1337)]
     pub(crate) seed: u64,
+    /// Share of embeddings, attention weights and outputs of both branches of a block that is set to zero in training
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) dropout: f64,
+    /// Train to the same bits with 1, 2, 4, 8 .. processes
+    #[arg(long)]
+    pub(crate) reproducible: bool,
     /// How text becomes tokens
     #[arg(long, value_enum, default_value = "char")]
     pub(crate) tokenizer: Tokenizer,
@@ -77,12 +83,14 @@ impl Args {
     /// The arguments that make a difference to what is trained.
     pub(crate) fn essence(&self) -> String {
         let Self { steps, batch_size, seq_len, total_batch_tokens, layers, heads, embd, lr, .. } = self;
-        let Self { backend, weight_decay, clip, seed, tokenizer, eval_every, .. } = self;
+        let Self { backend, weight_decay, clip, seed, dropout, reproducible, tokenizer, eval_every, .. } =
+            self;
         format!(
             "--backend {backend:?} --steps {steps} --batch-size {batch_size} --seq-len {seq_len} --total-batch-tokens {total_batch_tokens} \
              --layers {layers} --heads {heads} --embd {embd} --lr {lr} --warmup-steps {} --weight-decay {weight_decay} \
-             --clip {clip} --seed {seed} --tokenizer {tokenizer:?} --eval-every {eval_every}",
-            self.warmup()
+             --clip {clip} --seed {seed} --dropout {dropout} --tokenizer {tokenizer:?} --eval-every {eval_every}{}",
+            self.warmup(),
+            if *reproducible { " --reproducible" } else { "" }
         )
     }
 
@@ -112,6 +120,9 @@ impl Args {
             [("--lr", self.lr), ("--weight-decay", f64::from(self.weight_decay)), ("--clip", self.clip)];
         if let Some((flag, number)) = numbers.into_iter().find(|(_, n)| !n.is_finite() || *n < 0.0) {
             return Err(Error::config(format!("{flag} {number}: give a number that is not negative")));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(Error::config(format!("--dropout {}: give a share from 0 to below 1", self.dropout)));
         }
         let &Self { embd, heads, .. } = self;
         if !embd.is_multiple_of(heads) {

@@ -11,7 +11,8 @@
 //! per optimizer step, one contiguous stretch of the text, whatever the number of processes. It is cut into
 //! micro-batches of `--batch-size` rows of `--seq-len` tokens, and with
 //! A = total / (batch size * sequence length * processes) rank r takes the micro-batches r*A to r*A+A-1, one after the
-//! other, and averages gradients with its peers once.
+//! other, and averages gradients with its peers once. With `--reproducible` not even rounding depends on the number of
+//! processes, as long as it is a power of two.
 //!
 //! `--layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 --batch-size 1` is the smallest GPT-2, of 124 million
 //! parameters.

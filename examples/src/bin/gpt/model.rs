@@ -2,7 +2,9 @@
 
 use burn::module::{Initializer, Module};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{
+    Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+};
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor};
@@ -15,16 +17,18 @@ pub(crate) struct GptConfig {
     pub(crate) layers: usize,
     pub(crate) heads: usize,
     pub(crate) embd: usize,
+    /// Of embeddings, attention weights and the outputs of both branches of a block.
+    pub(crate) dropout: f64,
 }
 
 /// GPT-2: token and position embeddings, pre-norm blocks, a final norm, and a head tied to the token embedding.
-/// No dropout.
 #[derive(Module, Debug)]
 pub(crate) struct Gpt<B: Backend> {
     tokens: Embedding<B>,
     positions: Embedding<B>,
     blocks: Vec<Block<B>>,
     norm: LayerNorm<B>,
+    dropout: Dropout,
 }
 
 #[derive(Module, Debug)]
@@ -35,6 +39,7 @@ struct Block<B: Backend> {
     norm_mlp: LayerNorm<B>,
     expand: Linear<B>,
     contract: Linear<B>,
+    dropout: Dropout,
     heads: usize,
 }
 
@@ -48,7 +53,8 @@ fn linear<B: Backend>(input: usize, output: usize, std: f64, device: &B::Device)
 
 impl<B: Backend> Gpt<B> {
     pub(crate) fn new(config: &GptConfig, device: &B::Device) -> Self {
-        let &GptConfig { vocab, seq_len, layers, heads, embd } = config;
+        let &GptConfig { vocab, seq_len, layers, heads, embd, dropout } = config;
+        let dropout = DropoutConfig::new(dropout).init();
         let std = 0.02;
         // Every block adds two branches to the residual stream: this keeps its variance independent of depth.
         let branch_std = std / ((2 * layers) as f64).sqrt();
@@ -65,6 +71,7 @@ impl<B: Backend> Gpt<B> {
             norm_mlp: norm(),
             expand: linear(embd, 4 * embd, std, device),
             contract: linear(4 * embd, embd, branch_std, device),
+            dropout: dropout.clone(),
             heads,
         };
         Self {
@@ -72,6 +79,7 @@ impl<B: Backend> Gpt<B> {
             positions: embedding(seq_len),
             blocks: (0..layers).map(block).collect(),
             norm: norm(),
+            dropout: dropout.clone(),
         }
     }
 
@@ -80,7 +88,7 @@ impl<B: Backend> Gpt<B> {
         let [batch, seq] = inputs.dims();
         let device = inputs.device();
         let positions = Tensor::arange(0..seq as i64, &device).unsqueeze();
-        let mut x = self.tokens.forward(inputs) + self.positions.forward(positions);
+        let mut x = self.dropout.forward(self.tokens.forward(inputs) + self.positions.forward(positions));
         let future = Tensor::<B, 2, Bool>::tril_mask([seq, seq], 0, &device).unsqueeze();
         for block in &self.blocks {
             x = block.forward(x, future.clone());
@@ -102,7 +110,7 @@ impl<B: Backend> Block<B> {
     fn forward(&self, x: Tensor<B, 3>, future: Tensor<B, 4, Bool>) -> Tensor<B, 3> {
         let x = x.clone() + self.attention(self.norm_attention.forward(x), future);
         let hidden = gelu(self.expand.forward(self.norm_mlp.forward(x.clone())));
-        x + self.contract.forward(hidden)
+        x + self.dropout.forward(self.contract.forward(hidden))
     }
 
     fn attention(&self, x: Tensor<B, 3>, future: Tensor<B, 4, Bool>) -> Tensor<B, 3> {
@@ -115,7 +123,8 @@ impl<B: Backend> Block<B> {
         };
         let scores = heads(0).matmul(heads(1).transpose()) / (width as f64).sqrt();
         let weights = softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3);
-        let mixed = weights.matmul(heads(2)).swap_dims(1, 2).reshape([batch, seq, embd]);
-        self.attended.forward(mixed)
+        let mixed =
+            self.dropout.forward(weights).matmul(heads(2)).swap_dims(1, 2).reshape([batch, seq, embd]);
+        self.dropout.forward(self.attended.forward(mixed))
     }
 }

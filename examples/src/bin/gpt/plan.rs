@@ -22,6 +22,13 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(args: &Args, world_size: usize) -> Result<Self> {
         args.check()?;
+        if args.reproducible && !world_size.is_power_of_two() {
+            let above = world_size.next_power_of_two();
+            return Err(Error::config(format!(
+                "--reproducible with {world_size} processes: use a power of two, {} or {above}",
+                above / 2
+            )));
+        }
         let micro_batch = args.batch_size.saturating_mul(args.seq_len);
         let accumulation = accumulation(args.total_batch_tokens, args.batch_size, args.seq_len, world_size)?;
         let (name, text) = match &args.data {
@@ -36,8 +43,8 @@ impl Plan {
                  batch takes {total} and one; lower --total-batch-tokens or give a longer text"
             )));
         }
-        let &Args { seq_len, layers, heads, embd, .. } = args;
-        let model = GptConfig { vocab: text.vocab, seq_len, layers, heads, embd };
+        let &Args { seq_len, layers, heads, embd, dropout, .. } = args;
+        let model = GptConfig { vocab: text.vocab, seq_len, layers, heads, embd, dropout };
         let plan = Self { text, model, micro_batch, accumulation };
         if args.eval_every > 0 && plan.held_out_windows() == 0 {
             return Err(Error::config(format!(

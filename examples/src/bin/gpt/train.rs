@@ -8,7 +8,7 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{ElementConversion, Tensor};
-use burn_ddp::{Ddp, MicroStep, ProcessGroup, ReduceOp, Replica, ReplicaOptions, Result};
+use burn_ddp::{Ddp, MicroStep, ProcessGroup, ReduceOp, Replica, ReplicaOptions, Reproducibility, Result};
 use burn_ddp_examples::{Program, Trains, agree, say};
 
 use super::args::Args;
@@ -32,18 +32,19 @@ fn micro_step<B: AutodiffBackend>(
 }
 
 /// Mean loss over all whole windows of the held-out text. Rank r takes every window whose index is r modulo the
-/// world size, and the sum over ranks is exact: no window is left out or taken twice.
+/// world size, the others know its loss as zero, and the sum over ranks is exact: no window is left out or taken
+/// twice, and all losses are then added in the order of the text, whoever took them.
 fn evaluate<B: Backend>(model: &Gpt<B>, plan: &Plan, group: &ProcessGroup<B>) -> Result<f64> {
-    let windows = plan.held_out_windows();
+    let mut losses = vec![0.0_f32; plan.held_out_windows()];
     let device = group.device();
-    let mut sum = 0.0;
-    for window in (group.rank().0..windows).step_by(group.world_size()) {
+    for (window, loss) in losses.iter_mut().enumerate().skip(group.rank().0).step_by(group.world_size()) {
         let tokens = &plan.text.held_out[window * plan.micro_batch..][..plan.micro_batch + 1];
         let (inputs, targets) = batch(tokens, plan.model.seq_len, device);
-        sum += model.loss(inputs, targets).into_scalar().elem::<f32>();
+        *loss = model.loss(inputs, targets).into_scalar().elem();
     }
-    let total = group.all_reduce(Tensor::<B, 1>::from_floats([sum], device), ReduceOp::Sum).wait()?;
-    Ok(total.into_scalar().elem::<f64>() / windows as f64)
+    let losses = Tensor::<B, 1>::from_floats(losses.as_slice(), device);
+    let losses = group.all_reduce(losses, ReduceOp::Sum).wait()?.into_data();
+    Ok(losses.iter::<f64>().sum::<f64>() / plan.held_out_windows() as f64)
 }
 
 /// The whole training run of one rank.
@@ -70,8 +71,19 @@ pub(crate) fn train<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan:
         0.0 => ReplicaOptions::new().with_norm(),
         clip => ReplicaOptions::new().with_clip_norm(clip),
     };
+    let options = match args.reproducible {
+        true => {
+            let any = Reproducibility::AnyWorldSize { seed: args.seed };
+            options.with_accumulation(plan.accumulation).with_reproducibility(any)
+        }
+        false => options,
+    };
     // From here on every rank holds rank 0's weights.
     let (mut model, mut replica) = Replica::new(model, group, options)?;
+    if args.dropout > 0.0 && !args.reproducible && !root {
+        // Ranks that dropped the same would train on less than they could.
+        Autodiff::<Ddp<B>>::seed(device, args.seed.wrapping_add(group.rank().0 as u64));
+    }
     let mut optimizer = OptimizerAdaptor::from(DecayMatrices::new(args.weight_decay));
     let mut log = Log::open(root, args.log_json.as_deref())?;
     if root {
