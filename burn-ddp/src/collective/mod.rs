@@ -45,6 +45,8 @@ mod exchange;
 mod fold;
 mod halving;
 mod lanes;
+#[cfg(test)]
+mod measure;
 mod partial;
 mod reduce_scatter;
 mod scratch;
