@@ -3,6 +3,7 @@
 //! The choice must be the same on all ranks, so it depends on nothing but the number of ranks and what every header
 //! says: the count and the type. `docs/algorithms.md` has the formulas, where the constants come from, and a table.
 
+use super::all_reduce::blocks;
 use super::tree::partial_size;
 use crate::dtype::DType;
 
@@ -30,51 +31,95 @@ impl Algorithm {
 
 /// What a wire and a processor take, in nanoseconds.
 struct Costs {
-    /// From a message that leaves to a receiver that has woken up.
-    turn: f64,
-    /// What a message keeps its sender and its receiver from doing anything else.
-    message: f64,
+    /// A frame, from the call that sends it to a receiver that has woken up.
+    frame: f64,
     /// A byte that a rank sends while it receives one.
     byte: f64,
     /// A byte of another rank's data that is combined.
     combined: f64,
 }
 
-/// Connections between hosts. Measured over the loopback device, see `docs/algorithms.md`.
-const TCP: Costs = Costs { turn: 12_000.0, message: 6_000.0, byte: 0.8, combined: 0.15 };
+/// Sockets: a frame as measured over the loopback device, bytes as on a link of 10 Gbit/s. See `docs/algorithms.md`.
+const SOCKETS: Costs = Costs { frame: 15_000.0, byte: 0.8, combined: 0.15 };
 
 impl Costs {
     /// Nanoseconds that an `all_reduce` of `count` elements lasts.
     fn of(&self, algorithm: Algorithm, world_size: usize, dtype: DType, count: usize) -> f64 {
         let (world, bytes) = (world_size as f64, (count * dtype.size()) as f64);
-        let peers = world - 1.0;
-        // What everybody keeps, sends on or combines when work is shared evenly.
+        let (peers, steps) = (world - 1.0, world.log2());
+        // What a rank sends where each element has one owner.
         let shared = bytes * peers / world;
-        let steps = world.log2();
-        let widened = partial_size(dtype) as f64 / dtype.size() as f64;
-        match algorithm {
-            Algorithm::Whole => {
-                self.turn + peers * self.message + peers * bytes * (self.byte + self.combined)
-            }
-            Algorithm::Direct => {
-                2.0 * (self.turn + peers * self.message) + 2.0 * shared * self.byte + shared * self.combined
-            }
+        let wide = partial_size(dtype);
+        let (frames, sent, combined) = match algorithm {
+            Algorithm::Whole => (peers, bytes * peers, bytes * peers),
+            Algorithm::Direct => (peers * (blocks(count * dtype.size()) + 1) as f64, 2.0 * shared, shared),
             Algorithm::Halving => {
-                // The first step sends half of the elements as they are; all others send partial results.
-                let partials = bytes / 2.0 + (shared - bytes / 2.0) * widened;
-                2.0 * steps * (self.turn + self.message)
-                    + (partials + shared) * self.byte
-                    + partials * self.combined
+                // The first step sends half of the elements as they are, the others partial results.
+                let partials = bytes / 2.0 + (shared - bytes / 2.0) * (wide / dtype.size()) as f64;
+                (2.0 * steps * blocks(count * wide) as f64, partials + shared, partials)
             }
-        }
+        };
+        frames * self.frame + sent * self.byte + combined * self.combined
     }
 }
 
 /// The quickest for `count` elements in all.
 pub(super) fn choose(world_size: usize, dtype: DType, count: usize) -> Algorithm {
     let possible = Algorithm::ALL.into_iter().filter(|algorithm| algorithm.works_for(world_size));
-    let costs = possible.map(|algorithm| (algorithm, TCP.of(algorithm, world_size, dtype, count)));
-    costs
+    possible
+        .map(|algorithm| (algorithm, SOCKETS.of(algorithm, world_size, dtype, count)))
         .min_by(|(_, left), (_, right)| left.total_cmp(right))
         .map_or(Algorithm::Direct, |(algorithm, _)| algorithm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the choice changes: from so many bytes on it is that algorithm.
+    fn changes(world_size: usize, dtype: DType) -> Vec<(usize, Algorithm)> {
+        let mut changes: Vec<(usize, Algorithm)> = Vec::new();
+        // Steps of a quarter: an estimate is not more exact than that.
+        for exponent in 0..28 {
+            for quarter in 4..8 {
+                let bytes = (quarter << exponent) / 4;
+                let choice = choose(world_size, dtype, bytes / dtype.size());
+                if changes.last().is_none_or(|(_, last)| *last != choice) {
+                    changes.push((bytes, choice));
+                }
+            }
+        }
+        changes
+    }
+
+    #[test]
+    fn the_choices_are_those_of_the_documentation() {
+        use Algorithm::{Direct, Halving, Whole};
+        const KIB: usize = 1 << 10;
+        let expected: [(usize, DType, &[(usize, Algorithm)]); 7] = [
+            (2, DType::F32, &[(1, Whole), (224 * KIB, Direct)]),
+            (3, DType::F32, &[(1, Whole), (40 * KIB, Direct)]),
+            (4, DType::F32, &[(1, Whole), (10 * KIB, Halving), (10240 * KIB, Direct)]),
+            (4, DType::BF16, &[(1, Whole), (12 * KIB, Halving), (128 * KIB, Direct)]),
+            (5, DType::F32, &[(1, Whole), (28 * KIB, Direct)]),
+            (8, DType::F32, &[(1, Halving)]),
+            (8, DType::BF16, &[(1, Halving), (384 * KIB, Direct)]),
+        ];
+        for (world_size, dtype, expected) in expected {
+            assert_eq!(changes(world_size, dtype), expected, "{world_size} ranks, {dtype}");
+        }
+    }
+
+    #[test]
+    fn every_world_has_an_algorithm_for_every_type_and_size() {
+        for world_size in 1..=33 {
+            for dtype in DType::ALL {
+                for count in [0, 1, 1000, 1 << 20, 1 << 30] {
+                    assert!(choose(world_size, dtype, count).works_for(world_size));
+                }
+            }
+        }
+        // Bytes that are combined in eight are too many to be sent like that.
+        assert_eq!(choose(8, DType::U8, 1 << 20), Algorithm::Direct);
+    }
 }

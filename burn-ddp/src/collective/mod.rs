@@ -47,6 +47,8 @@ mod halving;
 mod hierarchical;
 mod hosts;
 mod lanes;
+#[cfg(test)]
+mod measure;
 mod partial;
 mod reduce_scatter;
 mod scratch;

@@ -218,3 +218,52 @@ fn an_algorithm_that_the_world_cannot_have_is_refused_by_name() {
         assert!(error.to_string().contains(word), "{error} lacks {word}");
     }
 }
+
+/// What the constants of the cost model are fitted to; the medians of some rounds, of which each is a barrier and then
+/// several operations.
+#[test]
+#[ignore = "a measurement"]
+fn times_of_the_algorithms_over_sockets() {
+    const SIZES: [usize; 10] =
+        [4, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+    for (world, dtype) in [(2, DType::F32), (4, DType::F32), (8, DType::F32), (4, DType::BF16)] {
+        println!("{world} ranks, {dtype}; microseconds");
+        let columns: Vec<Vec<f64>> = Algorithm::ALL
+            .into_iter()
+            .map(|algorithm| {
+                let times = launch_with(Some(algorithm), over_tcp(world), move |ranks| {
+                    SIZES
+                        .into_iter()
+                        .map(|bytes| {
+                            let mut data = Buffer::zeroed(bytes);
+                            let repeats = ((1 << 20) / bytes).clamp(1, 50);
+                            let mut times = Vec::new();
+                            if algorithm == Algorithm::Whole && bytes > 1 << 20 {
+                                return Ok(f64::NAN);
+                            }
+                            for _ in 0..7 {
+                                ranks.barrier()?;
+                                let began = Instant::now();
+                                for _ in 0..repeats {
+                                    ranks.all_reduce(dtype, ReduceOp::Mean, &mut [data.bytes_mut()])?;
+                                }
+                                times.push(began.elapsed().as_secs_f64() * 1e6 / repeats as f64);
+                            }
+                            assert!(data.bytes().iter().all(|byte| *byte == 0), "a mean of zeros is zero");
+                            times.sort_by(f64::total_cmp);
+                            Ok(times[times.len() / 2])
+                        })
+                        .collect::<Result<Vec<f64>>>()
+                });
+                times.into_iter().next().expect("rank 0")
+            })
+            .collect();
+        println!("{:>10}{:>12}{:>12}{:>12}", "bytes", "whole", "direct", "halving");
+        for (index, bytes) in SIZES.into_iter().enumerate() {
+            println!(
+                "{bytes:>10}{:>12.1}{:>12.1}{:>12.1}",
+                columns[0][index], columns[1][index], columns[2][index]
+            );
+        }
+    }
+}
