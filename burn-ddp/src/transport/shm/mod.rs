@@ -251,7 +251,7 @@ impl<'a> Places<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::sync::Arc;
 
@@ -260,7 +260,7 @@ mod tests {
     struct Page([u8; PAGE]);
 
     /// Boards over memory of this process, so that Miri can watch them.
-    fn boards(ranks: usize) -> Vec<Board> {
+    pub(crate) fn boards(ranks: usize) -> Vec<Board> {
         let plan = BoardPlan { members: (0..ranks).map(Rank).collect(), cores: 1 };
         let pages = vec![Page([0; PAGE]); plan.bytes() / PAGE].into_boxed_slice();
         let start = NonNull::new(Box::into_raw(pages).cast::<u8>()).unwrap();
