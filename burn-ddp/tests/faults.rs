@@ -7,7 +7,7 @@ use burn_ddp::{Ddp, Error, ProcessGroup, Rank, ReduceOp, Result};
 use burn_flex::Flex;
 use rustix::process::Signal;
 
-use crate::harness::{Case, Launch, argument, mark};
+use crate::harness::{Case, Launch, ROADS, argument, mark};
 
 pub const CASES: &[(&str, Case)] = &[
     ("collective", collective),
@@ -16,6 +16,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("panic", panics),
     ("poisoned", poisoned),
     ("nothing", nothing),
+    ("reducing", reducing),
 ];
 
 type B = Ddp<Flex>;
@@ -66,6 +67,78 @@ fn a_killed_rank_is_named_within_five_seconds_in_every_collective() {
         }
         for outcome in ranks.wait().iter().take(2) {
             outcome.failed_saying(&["rank 2 is lost"]);
+        }
+    }
+}
+
+/// Reduces 4 MiB for as long as the group stands, and says how much CPU time the last attempt took.
+fn reducing() -> Result<String> {
+    let cpu_ms = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        time.tv_sec * 1000 + time.tv_nsec / 1_000_000
+    };
+    let group = group()?;
+    group.barrier()?;
+    mark("connected");
+    loop {
+        let tensor = Tensor::<B, 1>::ones([1 << 20], group.device());
+        let before = cpu_ms();
+        let reduced = group.all_reduce(tensor, ReduceOp::Sum).wait();
+        drop(reduced.map_err(|error| error.context(format!("spent {} ms of CPU time", cpu_ms() - before)))?);
+    }
+}
+
+/// Whether any process holds the anonymous file with this inode.
+fn is_held(inode: &str) -> bool {
+    let holds = |process: std::path::PathBuf| {
+        let Ok(files) = std::fs::read_dir(process.join("fd")) else { return false };
+        files.flatten().any(|file| inode_of(&file.path()).is_some_and(|found| found == inode))
+    };
+    std::fs::read_dir("/proc").expect("Linux").flatten().any(|process| holds(process.path()))
+}
+
+fn inode_of(file: &std::path::Path) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let target = std::fs::read_link(file).ok()?;
+    let shared = target.to_string_lossy().contains("memfd:burn-ddp");
+    shared.then(|| std::fs::metadata(file).ok().map(|data| data.ino().to_string()))?
+}
+
+#[test]
+fn a_rank_killed_amid_a_reduction_is_named_and_leaves_no_memory_behind() {
+    for road in ROADS {
+        let mut ranks = Launch::new("reducing", 3).over(road).start();
+        (0..3).for_each(|rank| ranks.wait_for_mark(rank, "connected"));
+        let held = ranks.open_files(0).iter().find_map(|file| inode_of(file));
+        assert_eq!(held.is_some(), road != "tcp", "{road}");
+        ranks.signal(1, Signal::KILL);
+        for rank in [0, 2] {
+            assert!(ranks.time_until_end_of(rank) < Duration::from_secs(5), "{road}");
+        }
+        let outcomes = ranks.wait();
+        for rank in [0, 2] {
+            outcomes[rank].failed_saying(&["rank 1 is lost"]);
+        }
+        assert!(!held.is_some_and(|inode| is_held(&inode)), "{road}");
+    }
+}
+
+#[test]
+fn a_rank_stopped_amid_a_reduction_is_named_and_nobody_spins() {
+    for road in ROADS {
+        let mut ranks = Launch::new("reducing", 3).over(road).env("BURN_DDP_PEER_TIMEOUT", "3").start();
+        (0..3).for_each(|rank| ranks.wait_for_mark(rank, "connected"));
+        ranks.signal(1, Signal::STOP);
+        for rank in [0, 2] {
+            assert!(ranks.time_until_end_of(rank) < Duration::from_secs(7), "{road}");
+        }
+        ranks.signal(1, Signal::KILL);
+        let outcomes = ranks.wait();
+        for rank in [0, 2] {
+            outcomes[rank].failed_saying(&["rank 1", "heartbeat"]);
+            let words = outcomes[rank].stderr.split("spent ").nth(1).and_then(|rest| rest.split(' ').next());
+            let spent: u64 = words.expect("what it spent").parse().expect("milliseconds");
+            assert!(spent < 1000, "{road}: {spent} ms of CPU time in three seconds of waiting");
         }
     }
 }

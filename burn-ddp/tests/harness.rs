@@ -46,6 +46,10 @@ pub fn run_case(cases: &[(&str, Case)]) {
     }
 }
 
+/// How ranks reach each other: shared memory, TCP, or shared memory within pairs of ranks that take themselves to be on
+/// one host and TCP between the pairs.
+pub const ROADS: [&str; 3] = ["shm", "tcp", "hosts"];
+
 /// How to start a case on several ranks.
 pub struct Launch {
     case: &'static str,
@@ -64,6 +68,14 @@ impl Launch {
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.env.push((name.into(), value.to_string()));
         self
+    }
+
+    /// Lets frames take one of [`ROADS`].
+    pub fn over(self, road: &str) -> Self {
+        match road {
+            "hosts" => self.env("BURN_DDP_TRANSPORT", "shm").env("BURN_DDP_HOST", "host {pair}"),
+            transport => self.env("BURN_DDP_TRANSPORT", transport),
+        }
     }
 
     pub fn without(mut self, name: &'static str) -> Self {
@@ -148,7 +160,10 @@ impl Launch {
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", port.to_string())
             .env("BURN_DDP_RENDEZVOUS_TIMEOUT", "20")
-            .envs(self.env.iter().map(|(name, value)| (name, value.replace("{rank}", &rank.to_string()))))
+            .envs(self.env.iter().map(|(name, value)| {
+                let (rank, pair) = (rank.to_string(), (rank / 2).to_string());
+                (name, value.replace("{rank}", &rank).replace("{pair}", &pair))
+            }))
             .stdin(std::process::Stdio::null())
             .stdout(file("stdout"))
             .stderr(file("stderr"));
@@ -190,6 +205,13 @@ impl Ranks {
     pub fn signal(&self, rank: usize, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.children[rank]);
         rustix::process::kill_process(pid, signal).expect("a living child");
+    }
+
+    /// The links to what `rank` has open.
+    pub fn open_files(&self, rank: usize) -> Vec<PathBuf> {
+        let folder = format!("/proc/{}/fd", self.children[rank].id());
+        std::fs::read_dir(folder)
+            .map_or(Vec::new(), |files| files.flatten().map(|file| file.path()).collect())
     }
 
     /// How long it takes from now until `rank` has ended.

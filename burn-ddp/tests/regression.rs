@@ -8,7 +8,7 @@ use burn_autodiff::Autodiff;
 use burn_ddp::{Ddp, ProcessGroup, Replica, ReplicaOptions, Result};
 use burn_flex::Flex;
 
-use crate::harness::{Case, Launch};
+use crate::harness::{Case, Launch, ROADS};
 
 pub const CASES: &[(&str, Case)] = &[("bucket size", bucket_size)];
 
@@ -25,14 +25,16 @@ fn bucket_size() -> Result<String> {
     let device = group.device();
     let mut results = Vec::new();
     for bytes in [1 << 10, 64 << 10, usize::MAX] {
-        let params = (0..10).map(|_| Param::from_tensor(Tensor::<B, 1>::zeros([1000], device))).collect();
+        let size = |index: usize| if index == 0 { 1007 } else { 1000 };
+        let params =
+            (0..10).map(|index| Param::from_tensor(Tensor::<B, 1>::zeros([size(index)], device))).collect();
         let options = ReplicaOptions::new().with_bucket_bytes(bytes);
         let (model, mut replica) = Replica::new(Ten { params }, &group, options)?;
         B::seed(device, 11 + group.rank().0 as u64);
         let loss = model
             .params
             .iter()
-            .map(|param| (param.val() * Tensor::random([1000], Distribution::Default, device)).sum())
+            .map(|param| (param.val() * Tensor::random(param.shape(), Distribution::Default, device)).sum())
             .reduce(|a, b| a + b)
             .expect("ten");
         let reduced = replica.reduce(&model, GradientsParams::from_grads(loss.backward(), &model))?;
@@ -47,9 +49,13 @@ fn bucket_size() -> Result<String> {
 
 /// pytorch/pytorch#30509: the bits changed with the bucket size.
 #[test]
-fn the_bucket_size_does_not_change_the_bits() {
-    let ranks = Launch::new("bucket size", 4).succeed();
-    assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{ranks:?}");
-    let hashes: Vec<_> = ranks[0].trim_matches(['[', ']']).split(", ").collect();
-    assert!(hashes.len() == 3 && hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
+fn neither_the_bucket_size_nor_the_road_changes_the_bits() {
+    let mut all = Vec::new();
+    for road in ROADS {
+        for rank in Launch::new("bucket size", 4).over(road).succeed() {
+            all.extend(rank.trim_matches(['[', ']']).split(", ").map(str::to_owned));
+        }
+    }
+    // Three sizes, on four ranks, over three roads.
+    assert!(all.len() == 36 && all.iter().all(|hash| *hash == all[0]), "{all:?}");
 }
