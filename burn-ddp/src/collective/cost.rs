@@ -76,9 +76,12 @@ pub(super) fn choose(world_size: usize, dtype: DType, count: usize) -> Algorithm
 mod tests {
     use super::*;
 
-    /// Where the choice changes: from so many bytes on it is that algorithm.
-    fn changes(world_size: usize, dtype: DType) -> Vec<(usize, Algorithm)> {
-        let mut changes: Vec<(usize, Algorithm)> = Vec::new();
+    /// From so many bytes on it is that algorithm.
+    type Change = (usize, Algorithm);
+
+    /// Where the choice changes.
+    fn changes(world_size: usize, dtype: DType) -> Vec<Change> {
+        let mut changes: Vec<Change> = Vec::new();
         // Steps of a quarter: an estimate is not more exact than that.
         for exponent in 0..28 {
             for quarter in 4..8 {
@@ -96,7 +99,7 @@ mod tests {
     fn the_choices_are_those_of_the_documentation() {
         use Algorithm::{Direct, Halving, Whole};
         const KIB: usize = 1 << 10;
-        let expected: [(usize, DType, &[(usize, Algorithm)]); 7] = [
+        let expected: [(usize, DType, &[Change]); 7] = [
             (2, DType::F32, &[(1, Whole), (224 * KIB, Direct)]),
             (3, DType::F32, &[(1, Whole), (40 * KIB, Direct)]),
             (4, DType::F32, &[(1, Whole), (10 * KIB, Halving), (10240 * KIB, Direct)]),

@@ -191,7 +191,7 @@ integer_element!(u8 -> i64, i32 -> i64, i64 -> i128);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::lanes::fastest;
+    use crate::collective::lanes::{fastest, plain};
     use crate::dtype::DType;
 
     #[test]
@@ -237,15 +237,20 @@ mod tests {
         for count in [0, 1, 7, 8, 9, halves.len()] {
             let mut wide = vec![0.0; count];
             fastest(|lanes| f16::widen(lanes, &halves[..count], &mut wide));
-            assert!(wide.iter().zip(&expected).all(|(got, expected)| got.to_bits() == expected.to_bits()));
+            let same = |wide: &[f32]| wide.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same(&wide));
+            plain(|lanes| f16::widen(lanes, &halves[..count], &mut wide));
+            assert!(same(&wide));
         }
         // Values between the halves, where rounding matters.
         for value in &mut expected {
             *value = f32::from_bits(value.to_bits() + (value.to_bits() >> 7) % 0x2001).settled();
         }
         for count in [0, 1, 7, 8, 9, halves.len()] {
-            let mut narrow = vec![f16::ZERO; count];
+            let (mut narrow, mut slow) = (vec![f16::ZERO; count], vec![f16::ZERO; count]);
             fastest(|lanes| f16::narrow(lanes, &expected[..count], &mut narrow));
+            plain(|lanes| f16::narrow(lanes, &expected[..count], &mut slow));
+            assert!(narrow.iter().zip(slow).all(|(a, b)| a.to_bits() == b.to_bits()));
             for (got, value) in narrow.iter().zip(&expected) {
                 assert_eq!(got.to_bits(), f16::from_f32(*value).to_bits(), "{value}");
             }

@@ -191,13 +191,17 @@ mod tests {
 
     #[test]
     fn a_hosts_ranks_are_few_nodes_where_they_stand_together() {
-        assert_eq!(nodes_within(8, &[0, 1, 2, 3]), [0..4]);
-        assert_eq!(nodes_within(8, &[2, 3, 4, 5]), [2..4, 4..6]);
-        assert_eq!(nodes_within(8, &[0, 2, 4, 6]), [0..1, 2..3, 4..5, 6..7]);
-        assert_eq!(nodes_within(5, &[0, 1, 2]), [0..3]);
-        assert_eq!(nodes_within(6, &[3, 4, 5]), [3..6]);
-        assert_eq!(nodes_within(6, &[0, 1, 2, 3, 4, 5]), [0..6]);
-        assert_eq!(nodes_within(3, &[]), []);
+        let nodes = |world, members: &[usize]| {
+            let nodes = nodes_within(world, members);
+            nodes.iter().map(|node| (node.start, node.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(nodes(8, &[0, 1, 2, 3]), [(0, 4)]);
+        assert_eq!(nodes(8, &[2, 3, 4, 5]), [(2, 4), (4, 6)]);
+        assert_eq!(nodes(8, &[0, 2, 4, 6]), [(0, 1), (2, 3), (4, 5), (6, 7)]);
+        assert_eq!(nodes(5, &[0, 1, 2]), [(0, 3)]);
+        assert_eq!(nodes(6, &[3, 4, 5]), [(3, 6)]);
+        assert_eq!(nodes(6, &[0, 1, 2, 3, 4, 5]), [(0, 6)]);
+        assert_eq!(nodes(3, &[]), []);
     }
 
     #[test]
@@ -233,7 +237,7 @@ mod tests {
         refused(0, &[], &mut [0.0; 2]);
         refused(4, &[0..1, 1..4], &mut [0.0; 2]);
         refused(4, &[2..4, 0..2], &mut [0.0; 2]);
-        refused(4, &[0..2], &mut [0.0; 2]);
+        refused(4, &[0..2, 2..3], &mut [0.0; 2]);
         refused(4, &[0..4, 0..4], &mut [0.0; 2]);
         refused(4, &[0..2, 2..4], &mut [0.0; 3]);
         let leaf = |_: usize| bytes;
