@@ -45,24 +45,34 @@ impl<B: Backend> Window<B> {
         self.weight += factor;
         self.losses.extend(loss.map(|loss| (loss, factor)));
         for (index, gradient) in gradients {
-            self.dtypes[index].get_or_insert(gradient.dtype());
-            let gradient = match gradient.dtype() {
-                burn::tensor::DType::F16 | burn::tensor::DType::BF16 => {
-                    B::float_cast(gradient, FloatDType::F32)
-                }
-                _ => gradient,
-            };
-            let gradient = match (weight, reduction) {
-                (Some(weight), GradientReduction::Mean) if weight != 1.0 => {
-                    B::float_mul_scalar(gradient, Scalar::from(weight))
-                }
-                _ => gradient,
-            };
-            let sum = &mut self.gradients[index];
-            *sum = Some(match sum.take() {
-                Some(sum) => B::float_add(sum, gradient),
-                None => gradient,
-            });
+            self.close(index, gradient, weight, reduction);
         }
+    }
+
+    /// Adds the gradient of parameter `index` in the micro-step under way, of positive weight, to those of the
+    /// micro-steps before.
+    pub(super) fn close(
+        &mut self,
+        index: usize,
+        gradient: FloatTensor<B>,
+        weight: Option<f64>,
+        reduction: GradientReduction,
+    ) {
+        self.dtypes[index].get_or_insert(gradient.dtype());
+        let gradient = match gradient.dtype() {
+            burn::tensor::DType::F16 | burn::tensor::DType::BF16 => B::float_cast(gradient, FloatDType::F32),
+            _ => gradient,
+        };
+        let gradient = match (weight, reduction) {
+            (Some(weight), GradientReduction::Mean) if weight != 1.0 => {
+                B::float_mul_scalar(gradient, Scalar::from(weight))
+            }
+            _ => gradient,
+        };
+        let sum = &mut self.gradients[index];
+        *sum = Some(match sum.take() {
+            Some(sum) => B::float_add(sum, gradient),
+            None => gradient,
+        });
     }
 }

@@ -5,6 +5,8 @@
 //! and a check every so many steps finds what does not (a user who replaced a parameter, a rank that trains
 //! alone).
 
+use std::sync::Arc;
+
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::record::{BinBytesRecorder, DoublePrecisionSettings, Recorder};
@@ -19,10 +21,12 @@ use crate::norm;
 use crate::parameters;
 use crate::process_group::ProcessGroup;
 use crate::rank::Rank;
-use crate::reducer::{Reducer, Reduction};
+use crate::reducer::{Reducer, Reduction, SharedReducer};
 
 mod agreement;
 mod buffers;
+#[cfg(feature = "overlap")]
+mod marks;
 mod options;
 mod step;
 
@@ -31,13 +35,17 @@ pub use buffers::BufferSync;
 pub use options::ReplicaOptions;
 pub use step::{MicroStep, Reduced};
 
+pub use crate::reducer::OverlapStats;
+
 /// One process's copy of the model. See the [module documentation](self).
 pub struct Replica<B: AutodiffBackend> {
     group: ProcessGroup<B::InnerBackend>,
     options: ReplicaOptions,
     specs: Vec<ParamSpec>,
     ids: Vec<ParamId>,
-    reducer: Reducer<B::InnerBackend>,
+    plan: BucketPlan,
+    /// Shared with the backward pass.
+    reducer: Arc<SharedReducer<B::InnerBackend>>,
     /// Optimizer steps reduced so far.
     steps: usize,
     warned: bool,
@@ -69,20 +77,13 @@ impl<B: AutodiffBackend> Replica<B> {
         group: &ProcessGroup<B::InnerBackend>,
         options: ReplicaOptions,
     ) -> Result<(M, Self)> {
-        if options.check_every == Some(0) {
-            return Err(Error::config("check_every is 0: give a number of optimizer steps, or leave it out"));
-        }
-        if options.accumulation == Some(0) {
-            return Err(Error::config("accumulation is 0: give the number of micro-steps of a window"));
-        }
-        if let Some(norm) = options.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
-            return Err(Error::config(format!("clip_norm is {norm}: give a positive number")));
-        }
+        options.check()?;
         let model =
             if group.world_size() == 1 { model } else { agreement::align::<B, M>(model, group, &options)? };
         let mut replica = Self {
             group: group.clone(),
-            reducer: Reducer::new(Vec::new(), options.bucket_bytes, options.reduction),
+            plan: BucketPlan::default(),
+            reducer: Arc::new(SharedReducer::new(Reducer::new(Vec::new(), None, options.reduction))),
             options,
             specs: Vec::new(),
             ids: Vec::new(),
@@ -92,6 +93,13 @@ impl<B: AutodiffBackend> Replica<B> {
         };
         replica.look_at(&model);
         tracing::debug!("{} reduces\n{}", group.rank(), replica.plan());
+        #[cfg(feature = "overlap")]
+        let model = if replica.overlaps() {
+            crate::reducer::sinks::claim(replica.ids.iter().map(ParamId::val), &replica.reducer);
+            marks::map::<B, M>(model)
+        } else {
+            model
+        };
         Ok((model, replica))
     }
 
@@ -99,7 +107,19 @@ impl<B: AutodiffBackend> Replica<B> {
         let params = parameters::describe::<B, M>(model);
         self.ids = params.iter().map(|param| param.id).collect();
         self.specs = params.into_iter().map(|param| param.spec).collect();
-        self.reducer = Reducer::new(self.specs.clone(), self.options.bucket_bytes, self.options.reduction);
+        let reducer = Reducer::new(self.specs.clone(), self.options.bucket_bytes, self.options.reduction)
+            .with_buckets_in_flight(self.options.buckets_in_flight)
+            .with_accumulation(self.options.accumulation);
+        #[cfg(feature = "overlap")]
+        let reducer = if self.overlaps() { reducer.with_overlap(self.group.clone()) } else { reducer };
+        self.plan = reducer.plan().clone();
+        *self.reducer.lock() = reducer;
+    }
+
+    /// Whether buckets may leave during backward passes: where that is wanted, and where anything is sent at all.
+    #[cfg(feature = "overlap")]
+    fn overlaps(&self) -> bool {
+        self.options.overlap && self.group.is_connected()
     }
 
     /// The group it reduces over.
@@ -109,7 +129,56 @@ impl<B: AutodiffBackend> Replica<B> {
 
     /// Which parameters travel together.
     pub fn plan(&self) -> &BucketPlan {
-        self.reducer.plan()
+        &self.plan
+    }
+
+    /// How many buckets were sent during backward passes, and how many after them.
+    pub fn overlap(&self) -> OverlapStats {
+        self.reducer.lock().overlap()
+    }
+
+    /// Says, before the forward pass of a window's last micro-step, that it will have `weight` in
+    /// [`MicroStep::with_weight`]: gradients can leave during the backward pass only weighed. Without this call a program
+    /// that uses weights trains the same, and nothing of it overlaps; without the feature `overlap` it has no effect.
+    ///
+    /// # Errors
+    /// A weight that no micro-step may have. A micro-step that then comes with another weight is an error in its call.
+    pub fn expect_weight(&mut self, weight: impl Into<f64>) -> Result<()> {
+        let expected = self.reducer.lock().expect_weight(weight.into());
+        expected.map_err(|error| self.give_up(error))
+    }
+
+    /// Lets the next backward pass hand over gradients of `model` as they become ready (feature `overlap`; else nothing is
+    /// done). Called before a forward pass. [`Replica::new`], [`Replica::no_sync`] and [`Replica::reduce`] do it by
+    /// themselves; a loop needs it only where the mark gets lost after them: a model that was moved, forked or loaded
+    /// from a record, an optimizer that is none of Burn's, or another backward pass through the same parameters.
+    pub fn mark<M: AutodiffModule<B>>(&self, model: &M) {
+        #[cfg(feature = "overlap")]
+        if self.overlaps() {
+            marks::visit::<B, M>(model);
+        }
+        let _ = model;
+    }
+
+    /// Says what the next micro-step will be, where the caller knows: whether it is the window's last, and its weight.
+    #[cfg(feature = "train")]
+    pub(crate) fn expect<M: AutodiffModule<B>>(
+        &mut self,
+        model: &M,
+        last: bool,
+        weight: Option<f64>,
+    ) -> Result<()> {
+        self.reducer.lock().expect_last(last);
+        weight.map_or(Ok(()), |weight| self.expect_weight(weight))?;
+        self.mark_if_last(model);
+        Ok(())
+    }
+
+    fn mark_if_last<M: AutodiffModule<B>>(&self, model: &M) {
+        let wanted = self.reducer.lock().wants_marks();
+        if wanted {
+            self.mark(model);
+        }
     }
 
     /// Adds a micro-step to the accumulation window without any communication. Every micro-step of a window but
@@ -119,7 +188,11 @@ impl<B: AutodiffBackend> Replica<B> {
         model: &M,
         micro_step: impl Into<MicroStep<B>>,
     ) -> Result<()> {
-        self.add(model, micro_step.into()).map_err(|error| self.give_up(error))
+        let refused = self.reducer.lock().refuse_after_sending();
+        let added = refused.and_then(|()| self.add(model, micro_step.into()));
+        added.map_err(|error| self.give_up(error))?;
+        self.mark_if_last(model);
+        Ok(())
     }
 
     /// Adds the window's last micro-step and reduces the window over all ranks: the gradient of the global
@@ -134,28 +207,33 @@ impl<B: AutodiffBackend> Replica<B> {
         micro_step: impl Into<MicroStep<B>>,
     ) -> Result<Reduced> {
         let reduced = self.add(model, micro_step.into()).and_then(|()| {
+            let reduction = self.reducer.lock().reduce(&self.group)?;
+            // Not before it: during the backward pass ranks may have sent different numbers of buckets.
             let due = |every: usize| self.steps == 1 || (self.steps > 0 && self.steps.is_multiple_of(every));
             if self.options.check_every.is_some_and(due) {
                 verify_parameters::<B, M>(model, &self.group, self.steps)?;
             }
-            let reduction = self.reducer.reduce(&self.group)?;
             self.look_at_usage(&reduction)?;
             self.finish(reduction)
         });
         self.steps += 1;
-        reduced.map_err(|error| self.give_up(error))
+        let reduced = reduced.map_err(|error| self.give_up(error))?;
+        // For parameters that the optimizer leaves as they are.
+        self.mark_if_last(model);
+        Ok(reduced)
     }
 
     /// Forgets the micro-steps since the last reduction, for a window that is not to become an optimizer step. All
-    /// ranks must call it.
+    /// ranks must call it. With overlap it comes before the window's last backward pass: buckets that have been sent
+    /// cannot be taken back, and the next call returns an error that says so.
     pub fn discard(&mut self) {
-        self.reducer.reset();
+        self.reducer.lock().discard();
     }
 
     /// Ends the group with this rank's error, and the window with it.
     fn give_up(&mut self, error: Error) -> Error {
         self.group.fail(&error);
-        self.reducer.reset();
+        self.reducer.lock().reset();
         error
     }
 
@@ -232,8 +310,18 @@ impl<B: AutodiffBackend> Replica<B> {
             ));
         }
         let mut list = Vec::new();
+        let shared = self.reducer.clone();
+        let mut reducer = shared.lock();
         for (index, (id, spec)) in ids.iter().zip(&self.specs).enumerate() {
-            let Some(gradient) = gradients.remove::<B::InnerBackend, 1>(*id) else { continue };
+            let gradient = gradients.remove::<B::InnerBackend, 1>(*id);
+            if reducer.has_taken(index) {
+                let left = gradient.map(|left| left.into_primitive().tensor().shape().num_elements());
+                if left != Some(0) {
+                    return Err(other_backward(spec, left.is_some()));
+                }
+                continue;
+            }
+            let Some(gradient) = gradient else { continue };
             if spec.role != ParamRole::Trained {
                 return Err(Error::new(
                     ErrorKind::Mismatch,
@@ -245,6 +333,12 @@ impl<B: AutodiffBackend> Replica<B> {
             let gradient = gradient.into_primitive().tensor();
             if gradient.shape().to_vec() != spec.shape {
                 let shape = gradient.shape();
+                if shape.num_elements() == 0 {
+                    return Err(Error::config(format!(
+                        "the gradient of {spec} was taken in a backward pass of another micro-step: hand each micro-step \
+                         over once, or turn overlap off by `ReplicaOptions::with_overlap(false)`"
+                    )));
+                }
                 return Err(Error::new(
                     ErrorKind::Mismatch,
                     format!("the gradient of {spec} has shape {shape:?}"),
@@ -258,7 +352,7 @@ impl<B: AutodiffBackend> Replica<B> {
                 gradients.len()
             )));
         }
-        self.reducer.add(list, loss.map(|loss| loss.into_primitive().tensor()), weight)
+        reducer.add(list, loss.map(|loss| loss.into_primitive().tensor()), weight)
     }
 
     /// In strict mode an error, else one warning, for parameters that not all ranks used. Every rank sees the
@@ -332,4 +426,14 @@ impl<B: AutodiffBackend> Replica<B> {
         let norm = rank_0.try_into().map(f64::from_le_bytes);
         norm.map_err(|_| Error::new(ErrorKind::Mismatch, "rank 0 sent no norm"))
     }
+}
+
+/// Gradients that were taken belong to one backward pass, and what came to the replica is not of that one alone.
+fn other_backward(spec: &ParamSpec, is_there: bool) -> Error {
+    let what = if is_there { "is not empty" } else { "is missing" };
+    Error::config(format!(
+        "the gradient of {spec} was taken in a backward pass, and in the micro-step that was handed over it {what}: a \
+         micro-step is one backward pass, with all gradients of the model; for others turn overlap off by \
+         `ReplicaOptions::with_overlap(false)`"
+    ))
 }
