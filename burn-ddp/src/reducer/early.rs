@@ -63,9 +63,6 @@ impl<B: Backend> Early<B> {
     /// Ends the micro-step, which came with `weight`.
     pub(super) fn close(&mut self, weight: Option<f64>, reduction: GradientReduction) -> Result<()> {
         self.open = None;
-        if let Some(error) = self.failed.take() {
-            return Err(error);
-        }
         if !self.has_taken_any() {
             return Ok(());
         }
@@ -93,6 +90,11 @@ impl<B: Backend> Reducer<B> {
     /// Whether gradients of the next backward pass may leave early, as far as can be said before it.
     pub(crate) fn wants_marks(&self) -> bool {
         self.early.group.is_some() && self.ahead.is_last()
+    }
+
+    /// The error that could not be returned where it happened, if there is one.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.early.failed.take().map_or(Ok(()), Err)
     }
 
     /// Whether the gradient of parameter `index` was taken out of the micro-step under way, and an empty tensor left.

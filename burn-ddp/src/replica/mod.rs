@@ -28,6 +28,7 @@ mod buffers;
 #[cfg(feature = "overlap")]
 mod marks;
 mod options;
+mod overlap;
 mod step;
 
 pub use agreement::verify_parameters;
@@ -94,12 +95,7 @@ impl<B: AutodiffBackend> Replica<B> {
         replica.look_at(&model);
         tracing::debug!("{} reduces\n{}", group.rank(), replica.plan());
         #[cfg(feature = "overlap")]
-        let model = if replica.overlaps() {
-            crate::reducer::sinks::claim(replica.ids.iter().map(ParamId::val), &replica.reducer);
-            marks::map::<B, M>(model)
-        } else {
-            model
-        };
+        let model = replica.begin_overlap(model);
         Ok((model, replica))
     }
 
@@ -116,12 +112,6 @@ impl<B: AutodiffBackend> Replica<B> {
         *self.reducer.lock() = reducer;
     }
 
-    /// Whether buckets may leave during backward passes: where that is wanted, and where anything is sent at all.
-    #[cfg(feature = "overlap")]
-    fn overlaps(&self) -> bool {
-        self.options.overlap && self.group.is_connected()
-    }
-
     /// The group it reduces over.
     pub fn group(&self) -> &ProcessGroup<B::InnerBackend> {
         &self.group
@@ -130,55 +120,6 @@ impl<B: AutodiffBackend> Replica<B> {
     /// Which parameters travel together.
     pub fn plan(&self) -> &BucketPlan {
         &self.plan
-    }
-
-    /// How many buckets were sent during backward passes, and how many after them.
-    pub fn overlap(&self) -> OverlapStats {
-        self.reducer.lock().overlap()
-    }
-
-    /// Says, before the forward pass of a window's last micro-step, that it will have `weight` in
-    /// [`MicroStep::with_weight`]: gradients can leave during the backward pass only weighed. Without this call a program
-    /// that uses weights trains the same, and nothing of it overlaps; without the feature `overlap` it has no effect.
-    ///
-    /// # Errors
-    /// A weight that no micro-step may have. A micro-step that then comes with another weight is an error in its call.
-    pub fn expect_weight(&mut self, weight: impl Into<f64>) -> Result<()> {
-        let expected = self.reducer.lock().expect_weight(weight.into());
-        expected.map_err(|error| self.give_up(error))
-    }
-
-    /// Lets the next backward pass hand over gradients of `model` as they become ready (feature `overlap`; else nothing is
-    /// done). Called before a forward pass. [`Replica::new`], [`Replica::no_sync`] and [`Replica::reduce`] do it by
-    /// themselves; a loop needs it only where the mark gets lost after them: a model that was moved, forked or loaded
-    /// from a record, an optimizer that is none of Burn's, or another backward pass through the same parameters.
-    pub fn mark<M: AutodiffModule<B>>(&self, model: &M) {
-        #[cfg(feature = "overlap")]
-        if self.overlaps() {
-            marks::visit::<B, M>(model);
-        }
-        let _ = model;
-    }
-
-    /// Says what the next micro-step will be, where the caller knows: whether it is the window's last, and its weight.
-    #[cfg(feature = "train")]
-    pub(crate) fn expect<M: AutodiffModule<B>>(
-        &mut self,
-        model: &M,
-        last: bool,
-        weight: Option<f64>,
-    ) -> Result<()> {
-        self.reducer.lock().expect_last(last);
-        weight.map_or(Ok(()), |weight| self.expect_weight(weight))?;
-        self.mark_if_last(model);
-        Ok(())
-    }
-
-    fn mark_if_last<M: AutodiffModule<B>>(&self, model: &M) {
-        let wanted = self.reducer.lock().wants_marks();
-        if wanted {
-            self.mark(model);
-        }
     }
 
     /// Adds a micro-step to the accumulation window without any communication. Every micro-step of a window but
@@ -312,12 +253,13 @@ impl<B: AutodiffBackend> Replica<B> {
         let mut list = Vec::new();
         let shared = self.reducer.clone();
         let mut reducer = shared.lock();
+        reducer.check()?;
         for (index, (id, spec)) in ids.iter().zip(&self.specs).enumerate() {
             let gradient = gradients.remove::<B::InnerBackend, 1>(*id);
             if reducer.has_taken(index) {
                 let left = gradient.map(|left| left.into_primitive().tensor().shape().num_elements());
                 if left != Some(0) {
-                    return Err(other_backward(spec, left.is_some()));
+                    return Err(overlap::other_backward(spec, left.is_some()));
                 }
                 continue;
             }
@@ -426,14 +368,4 @@ impl<B: AutodiffBackend> Replica<B> {
         let norm = rank_0.try_into().map(f64::from_le_bytes);
         norm.map_err(|_| Error::new(ErrorKind::Mismatch, "rank 0 sent no norm"))
     }
-}
-
-/// Gradients that were taken belong to one backward pass, and what came to the replica is not of that one alone.
-fn other_backward(spec: &ParamSpec, is_there: bool) -> Error {
-    let what = if is_there { "is not empty" } else { "is missing" };
-    Error::config(format!(
-        "the gradient of {spec} was taken in a backward pass, and in the micro-step that was handed over it {what}: a \
-         micro-step is one backward pass, with all gradients of the model; for others turn overlap off by \
-         `ReplicaOptions::with_overlap(false)`"
-    ))
 }
