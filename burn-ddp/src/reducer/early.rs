@@ -2,8 +2,8 @@
 //!
 //! The window's last backward pass hands over each gradient when its last contribution is in (`backend/hook.rs`). It is
 //! added to those of earlier micro-steps, and when the next bucket of the plan is complete it is sent. Nothing depends on
-//! it: what was not handed over, or could not leave yet, is sent by [`Reducer::reduce`]. The last bucket always is: the
-//! losses ride in it.
+//! it: what was not handed over, or could not leave yet, is sent by [`Reducer::reduce`]. The last bucket always is, for the
+//! losses ride in it, so its gradients stay where they are.
 //!
 //! The calls come from inside of Burn's autodiff, under a lock of its graph. So nothing here waits, nothing touches an
 //! autodiff tensor, and an error is kept for the next call that can return one.
@@ -32,6 +32,8 @@ pub struct OverlapStats {
 pub(super) struct Early<B: Backend> {
     /// Where buckets are sent; `None` where nothing leaves early.
     pub(super) group: Option<ProcessGroup<B>>,
+    /// By parameter index, whether its bucket may leave early: whether it is not in the last one.
+    leaves: Vec<bool>,
     /// While gradients are taken: the weight of their micro-step.
     open: Option<Expected>,
     /// By parameter index, gradients of the micro-step under way that were taken.
@@ -43,8 +45,20 @@ pub(super) struct Early<B: Backend> {
 }
 
 impl<B: Backend> Early<B> {
-    pub(super) fn new(params: usize, group: Option<ProcessGroup<B>>) -> Self {
-        Self { group, open: None, taken: vec![false; params], weight: None, failed: None }
+    /// For `params` parameters, of which nothing leaves early.
+    pub(super) fn new(params: usize) -> Self {
+        let none = vec![false; params];
+        Self { group: None, leaves: none.clone(), open: None, taken: none, weight: None, failed: None }
+    }
+
+    /// For the buckets of `plan`, which leave over `group`.
+    #[cfg(feature = "overlap")]
+    pub(super) fn over(group: ProcessGroup<B>, params: usize, plan: &crate::bucket::BucketPlan) -> Self {
+        let mut early = Self { group: Some(group), ..Self::new(params) };
+        if let Some((_, buckets)) = plan.buckets.split_last() {
+            buckets.iter().flat_map(|bucket| &bucket.params).for_each(|index| early.leaves[*index] = true);
+        }
+        early
     }
 
     /// Keeps the first error for the next call that can return one.
@@ -153,8 +167,8 @@ impl<B: Backend> Reducer<B> {
         use burn_backend::TensorMetadata;
         let Some(Expected(weight)) = self.early.open else { return };
         let (shape, spec) = (gradient.shape(), &self.specs[index]);
-        let fits = shape.to_vec() == spec.shape && spec.role == crate::bucket::ParamRole::Trained;
-        if !fits || shape.num_elements() == 0 || self.early.taken[index] {
+        let fits = shape.to_vec() == spec.shape && shape.num_elements() > 0;
+        if !fits || !self.early.leaves[index] || self.early.taken[index] {
             return;
         }
         let empty = burn::tensor::Shape::from(vec![0; spec.shape.len()]);

@@ -110,7 +110,7 @@ impl<B: Backend> Reducer<B> {
             reduction,
             window: Window::new(params),
             ahead: Ahead::new(None),
-            early: Early::new(params, None),
+            early: Early::new(params),
             flight: Flight::new(BUCKETS_IN_FLIGHT),
             stats: OverlapStats::default(),
         }
@@ -129,7 +129,7 @@ impl<B: Backend> Reducer<B> {
     /// The same that sends buckets over `group` while the backward pass runs.
     #[cfg(feature = "overlap")]
     pub(crate) fn with_overlap(self, group: ProcessGroup<B>) -> Self {
-        Self { early: Early::new(self.specs.len(), Some(group)), ..self }
+        Self { early: Early::over(group, self.specs.len(), &self.plan), ..self }
     }
 
     /// Forgets the window, so that nothing of it leaks into the next one.

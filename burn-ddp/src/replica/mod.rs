@@ -106,9 +106,9 @@ impl<B: AutodiffBackend> Replica<B> {
         let reducer = Reducer::new(self.specs.clone(), self.options.bucket_bytes, self.options.reduction)
             .with_buckets_in_flight(self.options.buckets_in_flight)
             .with_accumulation(self.options.accumulation);
+        self.plan = reducer.plan().clone();
         #[cfg(feature = "overlap")]
         let reducer = if self.overlaps() { reducer.with_overlap(self.group.clone()) } else { reducer };
-        self.plan = reducer.plan().clone();
         *self.reducer.lock() = reducer;
     }
 

@@ -39,8 +39,8 @@ pub struct ReplicaOptions {
     /// a copy (on devices) and changes no numbers.
     #[new(value = "BUCKETS_IN_FLIGHT")]
     pub buckets_in_flight: usize,
-    /// Sends gradients while the window's last backward pass runs (default), in builds with the feature `overlap`. Those
-    /// gradients are taken out of what `backward()` returns: an **empty tensor** stands for each until
+    /// Sends gradients while the window's last backward pass runs (default), in builds with the feature `overlap`. All
+    /// but the last bucket's are taken out of what `backward()` returns: an **empty tensor** stands for each until
     /// [`Replica::reduce`] gives them back reduced. So a micro-step has to be one backward pass, handed over as it is;
     /// turn this off for programs that read gradients before `reduce` or add up those of several passes.
     ///

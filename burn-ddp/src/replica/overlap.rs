@@ -60,10 +60,11 @@ impl<B: AutodiffBackend> Replica<B> {
         }
     }
 
-    /// Whether buckets may leave during backward passes: where that is wanted, and where anything is sent at all.
+    /// Whether buckets may leave during backward passes: where that is wanted, where anything is sent at all, and where
+    /// there is another bucket than the last.
     #[cfg(feature = "overlap")]
     pub(super) fn overlaps(&self) -> bool {
-        self.options.overlap && self.group.is_connected()
+        self.options.overlap && self.group.is_connected() && self.plan.buckets.len() > 1
     }
 
     /// Asks for the gradients of `model`, and returns it with its parameters marked.

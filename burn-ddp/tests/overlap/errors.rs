@@ -63,7 +63,7 @@ fn a_mistake_is_an_error_that_says_what_to_do() {
         ("weight", &["weight 5", "weight 3", "expect_weight(5)"]),
         ("no expectation", &["weight 2", "weight 1", "expect_weight(2)"]),
         ("bad expectation", &["weight NaN"]),
-        ("empty", &["layers.0.weight", "is missing", "with_overlap(false)"]),
+        ("empty", &["layers.0.bias", "is missing", "with_overlap(false)"]),
         ("discard", &["discarded after 9", "leave the optimizer step out"]),
         ("two passes", &["was taken in a backward pass", "is not empty", "with_overlap(false)"]),
         ("a part", &["was taken in a backward pass", "is missing"]),
