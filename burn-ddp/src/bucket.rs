@@ -9,12 +9,28 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Default largest bucket (PyTorch DDP's `bucket_cap_mb`).
 pub const BUCKET_BYTES: usize = 25 << 20;
 /// Default largest first bucket.
 pub const FIRST_BUCKET_BYTES: usize = 1 << 20;
+
+/// Refuses a bucket of `bytes` that cannot be meant; `memory` is this machine's, where it is known.
+///
+/// # Errors
+/// [`ErrorKind::Config`] naming the value, for 0 and for more than `memory`.
+pub fn check_bucket_bytes(bytes: usize, memory: Option<u64>) -> Result<()> {
+    match memory {
+        _ if bytes == 0 => {
+            Err(Error::config("bucket_bytes is 0: give the largest bucket in bytes, or leave it out"))
+        }
+        Some(memory) if bytes as u64 > memory => Err(Error::config(format!(
+            "bucket_bytes is {bytes}, more than this machine's memory of {memory} bytes: give a smaller one, or leave it out"
+        ))),
+        _ => Ok(()),
+    }
+}
 
 /// What part a parameter plays in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -180,6 +196,16 @@ mod tests {
     fn two_hundred_small_parameters_are_one_bucket() {
         let specs: Vec<_> = (0..200).map(|i| spec(&i.to_string(), &[64])).collect();
         assert_eq!(BucketPlan::for_gradients(&specs, None).buckets.len(), 1);
+    }
+
+    #[test]
+    fn a_bucket_of_nothing_or_of_more_than_there_is_is_refused_by_its_value() {
+        let refused = |bytes, memory| check_bucket_bytes(bytes, memory).expect_err("refused").to_string();
+        assert!(refused(0, None).contains("bucket_bytes is 0"));
+        let text = refused(4097, Some(4096));
+        assert!(text.contains("4097") && text.contains("4096"), "{text}");
+        check_bucket_bytes(4096, Some(4096)).expect("fits");
+        check_bucket_bytes(usize::MAX, None).expect("nobody knows better");
     }
 
     #[test]

@@ -40,8 +40,8 @@
 //!
 //! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, bitwise the plain
 //! loop. Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error
-//! that names it. And there is no global state, except where the process itself has it: Burn's hooks
-//! (`backend::hook`), and in [`learner`] panic hooks and signal handlers.
+//! that names it. And there is no global state, except where the process itself has it: Burn's hook into
+//! the backward pass (`reducer::sinks`), and in [`learner`] panic hooks and signal handlers.
 //!
 //! # Features
 //!
@@ -50,7 +50,7 @@
 //! | `burn` | yes | everything from `communicator` upward; without it no Burn crate is built |
 //! | `train` | yes | [`learner`] for Burn's `SupervisedTraining`, the sharded loaders of [`data`], [`nn`] |
 //! | `launcher` | yes | [`launch`] and the binary `burnrun` |
-//! | `overlap` | no | the backward hook of `Ddp`; it enables `burn-autodiff/distributed`, with which a bare `Autodiff<Flex>` is no `AutodiffBackend` any more |
+//! | `overlap` | no | gradients are sent while the backward pass runs ([`ReplicaOptions::overlap`]); it enables `burn-autodiff/distributed`, with which a bare `Autodiff<Flex>` is no `AutodiffBackend` any more |
 //! | `flex`, `ndarray`, `cuda`, `tch` | no | Burn's backends, passed through |
 
 #[cfg(feature = "burn")]
@@ -100,4 +100,4 @@ pub use process_group::{ProcessGroup, Work};
 #[cfg(feature = "burn")]
 pub use reducer::GradientReduction;
 #[cfg(feature = "burn")]
-pub use replica::{BufferSync, MicroStep, Reduced, Replica, ReplicaOptions, Reproducibility};
+pub use replica::{BufferSync, MicroStep, OverlapStats, Reduced, Replica, ReplicaOptions, Reproducibility};

@@ -21,9 +21,9 @@ const FEATURES: usize = 4;
 #[derive(Module, Debug)]
 struct Model<B: Backend> {
     hidden: Linear<B>,
-    out: Linear<B>,
     /// Used for the items of rank 1 alone, in the cases that say so.
     extra: Param<Tensor<B, 1>>,
+    out: Linear<B>,
 }
 
 impl<B: Backend> Model<B> {
@@ -41,7 +41,7 @@ impl<B: Backend> Model<B> {
             linear
         };
         let extra = Param::from_data(filled(&[1], 5).convert::<B::FloatElem>(), device);
-        Self { hidden: linear(FEATURES, 8, 1), out: linear(8, 1, 3), extra }
+        Self { hidden: linear(FEATURES, 8, 1), extra, out: linear(8, 1, 3) }
     }
 
     /// Mean squared error over the items; `extra[i]` says whether item i uses the extra parameter.
@@ -94,6 +94,9 @@ struct Setting {
     unequal: bool,
     /// Rank 1 alone uses the extra parameter.
     partial: bool,
+    /// The replica is told all that it can be told before a backward pass, and has a bucket for each parameter: with
+    /// the feature `overlap` as much as possible leaves early.
+    told: bool,
 }
 
 impl Setting {
@@ -101,10 +104,12 @@ impl Setting {
         let flags = [false, true];
         let mut all = Vec::new();
         for adam in flags {
-            for accumulation in [1, 3] {
+            for accumulation in [1, 3, 4] {
                 for unequal in flags {
                     for partial in flags {
-                        all.push(Self { adam, accumulation, unequal, partial });
+                        for told in flags {
+                            all.push(Self { adam, accumulation, unequal, partial, told });
+                        }
                     }
                 }
             }
@@ -126,6 +131,31 @@ impl Setting {
         (0..count).map(item).collect()
     }
 
+    fn options(&self) -> ReplicaOptions {
+        match self.told {
+            true => ReplicaOptions::new()
+                .with_accumulation(self.accumulation)
+                .with_bucket_bytes(1)
+                .with_buckets_in_flight(100),
+            false => ReplicaOptions::new(),
+        }
+    }
+
+    /// How many of the five buckets of this optimizer step leave in the last backward pass of `rank`: all but the last,
+    /// but none behind a parameter that is not used.
+    #[cfg(feature = "overlap")]
+    fn early(&self, step: usize, rank: usize, world_size: usize) -> u64 {
+        let runs = !self.items(step, rank, self.accumulation - 1).is_empty();
+        // Without weights nothing is known of them before the first micro-step.
+        let known = self.unequal || self.accumulation > 1 || step > 0;
+        let uses_extra = self.partial && rank == 1;
+        match self.told && world_size > 1 && runs && known {
+            true if uses_extra => 4,
+            true => 2,
+            false => 0,
+        }
+    }
+
     fn learning_rate(&self) -> f64 {
         if self.adam { 0.01 } else { 0.05 }
     }
@@ -139,11 +169,16 @@ fn distributed<B: AutodiffBackend, O: SimpleOptimizer<B::InnerBackend>>(
 ) -> Result<(Vec<f64>, Vec<f64>)> {
     let device = Default::default();
     let rank = group.rank().0;
-    let (mut model, mut replica) = Replica::new(Model::<B>::new(&device), group, ReplicaOptions::new())?;
+    let (mut model, mut replica) = Replica::new(Model::<B>::new(&device), group, setting.options())?;
     let mut losses = Vec::new();
     for step in 0..STEPS {
+        #[cfg(feature = "overlap")]
+        let before = replica.overlap().in_backward;
         for micro in 0..setting.accumulation {
             let items = setting.items(step, rank, micro);
+            if setting.told && setting.unequal {
+                replica.expect_weight(items.len() as f64)?;
+            }
             let micro_step = if items.is_empty() {
                 MicroStep::empty()
             } else {
@@ -160,6 +195,12 @@ fn distributed<B: AutodiffBackend, O: SimpleOptimizer<B::InnerBackend>>(
                 model = optimizer.step(setting.learning_rate(), model, reduced.grads);
             }
         }
+        #[cfg(feature = "overlap")]
+        assert_eq!(
+            replica.overlap().in_backward - before,
+            setting.early(step, rank, group.world_size()),
+            "{setting:?}, step {step}"
+        );
     }
     replica.verify(&model)?;
     Ok((model.values(), losses))

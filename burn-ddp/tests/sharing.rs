@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 mod reference;
+#[allow(dead_code, reason = "each test binary uses a part of this module")]
 mod threads;
 
 use std::sync::{Arc, Mutex};

@@ -10,9 +10,10 @@
 //! - The doors to the server, [`start_communication_server`](DistributedBackend::start_communication_server) and the
 //!   collectives it is built on, refuse. They return no `Result`, so the refusal is a panic: the other choice is to
 //!   train unsynchronized in silence.
-//! - The notifications are accepted and leave every gradient as it is. A gradient is reduced after the backward pass, by
-//!   `Replica::reduce`, whether its parameter is marked or not: a mark can get lost (`fork`, `to_device` and a record
-//!   load drop it), and what depends on it may be speed but never rightness.
+//! - The notifications go to the reducer of the replica that has the parameter (`reducer/sinks.rs`), which may take a
+//!   gradient and send it while the backward pass goes on. Where there is none the gradient stays as it is, and
+//!   `Replica::reduce` sends it afterwards: a mark can get lost (`fork`, `to_device` and a record load drop it), and what
+//!   depends on it may be speed but never rightness.
 
 use burn_backend::{
     Backend, DeviceId,
@@ -24,6 +25,7 @@ use burn_backend::{
 };
 
 use super::Ddp;
+use crate::reducer::sinks;
 
 impl<B: Backend> DistributedBackend for Ddp<B> {
     fn start_communication_server(devices: &[Self::Device], _config: DistributedConfig) {
@@ -38,11 +40,19 @@ impl<B: Backend> DistributedBackend for Ddp<B> {
 
     fn close_communication_server(_device: &Self::Device) {}
 
-    fn register_sync_parameters(_device: &Self::Device, _distributed_params: Vec<DistributedParams>) {}
+    fn register_sync_parameters(_device: &Self::Device, distributed_params: Vec<DistributedParams>) {
+        sinks::announce::<Self>(&distributed_params);
+    }
 
     fn submit_sync_collective(_device: &Self::Device) {}
 
-    fn submit_gradient_sync(_tensor: TensorRef<Self>, _distributed_params: DistributedParams) {}
+    #[expect(unsafe_code, reason = "Burn hands the gradient over as a pointer")]
+    fn submit_gradient_sync(tensor: TensorRef<Self>, distributed_params: DistributedParams) {
+        // SAFETY: burn-autodiff makes the pointer from a `&mut` to the gradient in its container, calls this on its own
+        // thread, and uses the gradient again only after this has returned; the pointer is not kept.
+        let gradient = unsafe { &mut *tensor.0 };
+        sinks::hand_over::<Self>(&distributed_params, gradient);
+    }
 
     fn all_reduce(
         _tensor: FloatTensor<Self>,

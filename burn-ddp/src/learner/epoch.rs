@@ -52,9 +52,14 @@ where
                 self.learner.lr_step();
             }
             let Turn { batch, items, last, stop, progress, .. } = turn;
-            let (micro_step, output) = self.forward_backward(batch, placed && items == 0, iteration)?;
+            let completes =
+                window == self.accumulation || (last && self.ddp.options.window == IncompleteWindow::Flush);
+            let weight = self.weight_ahead(items);
+            self.replica.expect(&self.learner.model(), completes, weight)?;
+            let (micro_step, output) =
+                self.forward_backward(batch, placed && items == 0, items, iteration)?;
             let model = self.learner.model();
-            if window == self.accumulation || (last && self.ddp.options.window == IncompleteWindow::Flush) {
+            if completes {
                 let reduced = self.replica.reduce(&model, micro_step)?;
                 drop(model);
                 self.optimize(reduced.grads)?;
@@ -82,6 +87,13 @@ where
         Ok(stopped)
     }
 
+    /// The weight of the micro-step of `items` items, where it is known before the step: the output says that it is the
+    /// number of items, and so it has been.
+    fn weight_ahead(&self, items: usize) -> Option<f64> {
+        let known = <TrainOutputOf<LC> as DdpOutput>::WEIGHT_IS_ITEMS && self.weight_was_items == Some(true);
+        known.then_some(items as f64)
+    }
+
     fn optimize(&mut self, gradients: GradientsParams) -> Result<()> {
         self.before_window = None;
         self.panics.guard("the optimizer step", || self.learner.optimizer_step(gradients))?;
@@ -92,12 +104,14 @@ where
         Ok(())
     }
 
-    /// One micro-step of this rank. `absent`: the batch is there only so that the forward pass can be run.
+    /// One micro-step of this rank, of `items` items as the loader counts. `absent`: the batch is there only so that the
+    /// forward pass can be run.
     #[allow(clippy::type_complexity, reason = "a micro-step and the output it came with")]
     fn forward_backward(
         &mut self,
         batch: Option<TrainInputOf<LC>>,
         absent: bool,
+        items: usize,
         iteration: usize,
     ) -> Result<(MicroStep<LC::Backend>, Option<TrainOutputOf<LC>>)> {
         let group = &self.ddp.group;
@@ -122,6 +136,7 @@ where
         // Alone and with one micro-step a window there is nothing to weigh, and every bit stays the plain loop's.
         let plain = group.world_size() == 1 && self.accumulation == 1;
         let weight = self.panics.guard("the training output", || item.weight())?;
+        self.weight_was_items = Some(self.weight_was_items != Some(false) && weight == items as f64);
         let micro_step = MicroStep::new(grads);
         Ok((if plain { micro_step } else { micro_step.with_weight(weight) }, Some(item)))
     }

@@ -54,6 +54,12 @@ pub trait DdpOutput: ItemLazy + Sized {
     /// Items of the batch it was made from.
     fn items(&self) -> usize;
 
+    /// Whether [`weight`](Self::weight) is always the number of items of the batch as its loader counts them, so that it is
+    /// known before the step: without that no gradient can leave during the backward pass (feature `overlap`). True of
+    /// Burn's outputs except those of sequences; an output of your own may say so if it keeps `weight` as it is here, and
+    /// its batcher makes one row an item.
+    const WEIGHT_IS_ITEMS: bool = false;
+
     /// How much this output's loss and gradients count beside those of other ranks and micro-steps: over how many
     /// items (or tokens) the loss is a mean.
     fn weight(&self) -> f64 {
@@ -287,6 +293,8 @@ fn per_item<B: Backend>(loss: Tensor<B, 1>, items: usize) -> Tensor<B, 1> {
 macro_rules! join_rows {
     ($($output:ident),*) => {$(
         impl<B: Backend> DdpOutput for $output<B> {
+            const WEIGHT_IS_ITEMS: bool = true;
+
             fn items(&self) -> usize {
                 self.targets.dims()[0]
             }

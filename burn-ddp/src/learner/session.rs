@@ -96,6 +96,8 @@ pub(super) struct Session<'a, LC: LearningComponentsTypes> {
     pub(super) accumulation: usize,
     /// Optimizer steps so far.
     pub(super) steps: usize,
+    /// Whether every weight so far was the number of items that the loader counts; `None` before the first.
+    pub(super) weight_was_items: Option<bool>,
     /// The learner before the window that is under way, if that may be dropped.
     pub(super) before_window: Option<Learner<LC>>,
     interrupter: Interrupter,
@@ -126,6 +128,7 @@ where
             sync: ddp.group.attached(),
             accumulation,
             steps: 0,
+            weight_was_items: None,
             before_window: None,
             interrupter,
             signals: None,

@@ -57,6 +57,7 @@ pub struct SyncGroup {
     group: Arc<dyn AnyGroup>,
     state: Arc<SyncState>,
     _alive: Arc<()>,
+    _in_backward: Arc<()>,
     equal_weights: bool,
 }
 
@@ -66,7 +67,8 @@ impl SyncGroup {
     pub fn new<G: Backend>(group: &ProcessGroup<G>) -> Self {
         let state = group.attached::<SyncState>();
         let _alive = state.alive.clone();
-        Self { group: Arc::new(group.clone()), state, _alive, equal_weights: false }
+        let _in_backward = group.use_in_backward();
+        Self { group: Arc::new(group.clone()), state, _alive, _in_backward, equal_weights: false }
     }
 
     /// For training in which every rank's loss counts the same whatever its number of items: micro-steps

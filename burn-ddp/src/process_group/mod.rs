@@ -65,6 +65,8 @@ struct Inner<B: Backend> {
     factory: Option<Arc<dyn CommunicatorFactory<B>>>,
     counters: Arc<Counters>,
     splits: AtomicUsize,
+    /// Held by everybody else whose collectives run during backward passes.
+    in_backward: Arc<()>,
     #[cfg(feature = "train")]
     attached: attached::Attached,
     /// `None` in a world of one.
@@ -187,6 +189,24 @@ impl<B: Backend> ProcessGroup<B> {
     /// Whether tensors travel through host memory, where reading one costs nothing.
     pub(crate) fn in_host_memory(&self) -> bool {
         self.0.factory.is_none()
+    }
+
+    /// To be held for as long as collectives of this group may run during backward passes.
+    #[cfg(feature = "train")]
+    pub(crate) fn use_in_backward(&self) -> Arc<()> {
+        self.0.in_backward.clone()
+    }
+
+    /// Whether anybody holds what [`ProcessGroup::use_in_backward`] gives.
+    #[cfg(feature = "overlap")]
+    pub(crate) fn is_used_in_backward(&self) -> bool {
+        Arc::strong_count(&self.0.in_backward) > 1
+    }
+
+    /// Counts a collective that was called while a backward pass ran.
+    #[cfg(feature = "overlap")]
+    pub(crate) fn count_in_backward(&self) {
+        self.0.counters.in_backward();
     }
 
     /// What a floor above keeps for as long as the group lives: one value of each type, made when first asked for.

@@ -12,6 +12,8 @@ use crate::transport::shm::CallerBusy;
 pub struct GroupStats {
     /// Collectives by kind; kinds that were never called are absent.
     pub by_kind: BTreeMap<OpKind, OpStats>,
+    /// Reductions of gradients among them that were called while a backward pass ran (feature `overlap`).
+    pub in_backward: u64,
     /// Time that callers spent in [`Work::wait`](super::Work::wait).
     pub waited: Duration,
 }
@@ -74,6 +76,11 @@ impl Counters {
         let entry = stats.by_kind.entry(kind).or_default();
         entry.calls += 1;
         entry.bytes += bytes as u64;
+    }
+
+    #[cfg(feature = "overlap")]
+    pub(super) fn in_backward(&self) {
+        self.lock().in_backward += 1;
     }
 
     pub(super) fn read(&self) -> GroupStats {

@@ -1,7 +1,7 @@
 //! A collective that was started.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
 
 use super::stats::Counters;
 use crate::communicator::Staged;
@@ -15,7 +15,16 @@ pub struct Work<T>(State<T>);
 
 enum State<T> {
     Ready(Result<T>),
-    Pending { reply: Receiver<Result<Staged>>, finish: Finish<T>, counters: Arc<Counters> },
+    Pending {
+        reply: Receiver<Result<Staged>>,
+        finish: Finish<T>,
+        counters: Arc<Counters>,
+    },
+    /// Answered, and not waited for yet.
+    Finished {
+        answer: Result<Staged>,
+        finish: Finish<T>,
+    },
 }
 
 impl<T> Work<T> {
@@ -40,7 +49,27 @@ impl<T> Work<T> {
             State::Pending { reply, finish, counters } => {
                 State::Pending { reply, finish: Box::new(|staged| finish(staged).map(change)), counters }
             }
+            State::Finished { answer, finish } => {
+                State::Finished { answer, finish: Box::new(|staged| finish(staged).map(change)) }
+            }
         })
+    }
+
+    /// Whether [`Work::wait`] would return at once, with a result or an error; does not wait.
+    pub fn is_finished(&mut self) -> bool {
+        let answer = match &mut self.0 {
+            State::Ready(_) | State::Finished { .. } => return true,
+            State::Pending { reply, .. } => match reply.try_recv() {
+                Ok(answer) => answer,
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => Err(gone()),
+            },
+        };
+        let taken = std::mem::replace(&mut self.0, State::Ready(Err(gone())));
+        if let State::Pending { finish, .. } = taken {
+            self.0 = State::Finished { answer, finish };
+        }
+        true
     }
 
     /// Waits for the result. The wait ends by itself: the communication thread answers within the group's
@@ -53,9 +82,13 @@ impl<T> Work<T> {
             State::Ready(result) => result,
             State::Pending { reply, finish, counters } => {
                 let answer = counters.waiting(|| reply.recv());
-                let gone = |_| Error::new(ErrorKind::Aborted, "the communication thread has ended");
-                finish(answer.map_err(gone)??)
+                finish(answer.map_err(|_| gone())??)
             }
+            State::Finished { answer, finish } => finish(answer?),
         }
     }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Aborted, "the communication thread has ended")
 }

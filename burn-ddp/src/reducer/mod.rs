@@ -4,6 +4,11 @@
 //! mean gradient `g` of its items; the reducer sends sums of `w * g` and divides once, at the end, by the sum of
 //! all weights. Weights, losses and the record of which parameters were used travel behind the last bucket, so
 //! that one optimizer step costs one collective a bucket and none for the loss.
+//!
+//! With the feature `overlap` buckets leave while the window's last backward pass runs ([`early`]), if that is known to
+//! be the last ([`ahead`]).
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::FloatDType;
 use burn::tensor::backend::Backend;
@@ -16,11 +21,20 @@ use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 
+mod ahead;
+mod early;
 mod flight;
 mod order;
+#[cfg(feature = "overlap")]
+pub(crate) mod sinks;
 mod window;
 
+pub use early::OverlapStats;
 pub(crate) use order::Order;
+
+use ahead::Ahead;
+use early::Early;
+use flight::Flight;
 use window::Window;
 
 /// What becomes of the gradients of all micro-steps and ranks.
@@ -40,6 +54,23 @@ pub(crate) struct Reducer<B: Backend> {
     reduction: GradientReduction,
     order: Order,
     window: Window<B>,
+    ahead: Ahead,
+    early: Early<B>,
+    flight: Flight<B>,
+    stats: OverlapStats,
+}
+
+/// A reducer that the backward pass reaches as well as the replica, never at the same time.
+pub(crate) struct SharedReducer<B: Backend>(Mutex<Reducer<B>>);
+
+impl<B: Backend> SharedReducer<B> {
+    pub(crate) fn new(reducer: Reducer<B>) -> Self {
+        Self(Mutex::new(reducer))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Reducer<B>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Gradients of the global batch.
@@ -55,6 +86,10 @@ pub(crate) struct Reduction<B: Backend> {
     /// No rank had an item.
     pub(crate) empty: bool,
 }
+
+/// Default of buckets that are sent and unfinished: one is reduced, and the next is there when it is done. More would
+/// only hold memory on devices, where a bucket is a copy.
+pub(crate) const BUCKETS_IN_FLIGHT: usize = 2;
 
 /// What travels behind the last bucket, summed over ranks: weight, loss times weight, weight that has a loss,
 /// micro-steps, micro-steps with a weight, ranks that had any, and one use count a parameter.
@@ -76,18 +111,58 @@ impl<B: Backend> Reducer<B> {
             })
             .collect();
         let plan = BucketPlan::for_gradients(&wire, cap);
-        let window = Window::new(specs.len(), order);
-        Self { specs, plan, reduction, order, window }
+        let params = specs.len();
+        Self {
+            specs,
+            plan,
+            reduction,
+            order,
+            window: Window::new(params, order),
+            ahead: Ahead::new(None),
+            early: Early::new(params),
+            flight: Flight::new(BUCKETS_IN_FLIGHT),
+            stats: OverlapStats::default(),
+        }
+    }
+
+    /// The same with at most `buckets` of them sent and unfinished.
+    pub(crate) fn with_buckets_in_flight(self, buckets: usize) -> Self {
+        Self { flight: Flight::new(buckets), ..self }
+    }
+
+    /// The same for windows of `accumulation` micro-steps, where that is known.
+    pub(crate) fn with_accumulation(self, accumulation: Option<usize>) -> Self {
+        Self { ahead: Ahead::new(accumulation), ..self }
+    }
+
+    /// The same that sends buckets over `group` while the backward pass runs.
+    #[cfg(feature = "overlap")]
+    pub(crate) fn with_overlap(self, group: ProcessGroup<B>) -> Self {
+        Self { early: Early::over(group, self.specs.len(), &self.plan), ..self }
     }
 
     /// Forgets the window, so that nothing of it leaks into the next one.
     pub(crate) fn reset(&mut self) {
         self.window = Window::new(self.specs.len(), self.order);
+        self.ahead.forget();
+        self.early.reset();
+        self.flight.take();
     }
 
     /// Micro-steps since the last reduction.
     pub(crate) fn micro_steps(&self) -> usize {
         self.window.micro_steps()
+    }
+
+    /// Says whether the next micro-step is the window's last.
+    #[cfg(feature = "train")]
+    pub(crate) fn expect_last(&mut self, last: bool) {
+        self.ahead.expect_last(last);
+    }
+
+    /// Says what the weight of the next micro-step will be.
+    pub(crate) fn expect_weight(&mut self, weight: f64) -> Result<()> {
+        self.checked(Some(weight)).map(|weight| self.ahead.expect_weight(weight))
     }
 
     pub(crate) fn plan(&self) -> &BucketPlan {
@@ -103,6 +178,15 @@ impl<B: Backend> Reducer<B> {
         weight: Option<f64>,
     ) -> Result<()> {
         self.expect_micro_steps(self.window.micro_steps() + 1, |given, expected| given <= expected)?;
+        self.checked(weight)?;
+        self.early.close(weight, self.reduction)?;
+        self.ahead.passed(weight);
+        self.window.add(gradients, loss, weight, self.reduction);
+        Ok(())
+    }
+
+    /// The weight as a factor, if it is one.
+    fn checked(&self, weight: Option<f64>) -> Result<f64> {
         let factor = weight.unwrap_or(1.0);
         if !factor.is_finite() || factor < 0.0 {
             return Err(Error::config(format!(
@@ -114,25 +198,31 @@ impl<B: Backend> Reducer<B> {
                 "weight {factor} of a micro-step: f32, in which it travels, cannot hold it"
             )));
         }
-        self.window.add(gradients, loss, weight, self.reduction);
-        Ok(())
+        Ok(factor)
     }
 
     /// Reduces the window over all ranks and begins a new one.
     pub(crate) fn reduce(&mut self, group: &ProcessGroup<B>) -> Result<Reduction<B>> {
         self.expect_micro_steps(self.window.micro_steps(), |given, expected| given == expected)?;
         let mut window = std::mem::replace(&mut self.window, Window::new(self.specs.len(), self.order));
+        let flight = self.flight.take();
+        self.ahead.ended();
+        self.stats.steps += 1;
         let numbers = self.order.total(&window.numbers(self.reduction)?, self.tail_dtype());
         let [.., micro_steps, _] = numbers;
         let mut tail = numbers.to_vec();
         tail.push(f64::from(u8::from(micro_steps > 0.0)));
         let mut gradients = window.gradients();
-        let used_here: Vec<bool> = gradients.iter().map(Option::is_some).collect();
+        let mut used_here: Vec<bool> = gradients.iter().map(Option::is_some).collect();
+        // A bucket leaves during the backward pass when it has a gradient of each of its parameters.
+        for bucket in &self.plan.buckets[..flight.sent()] {
+            bucket.params.iter().for_each(|index| used_here[*index] = true);
+        }
         tail.extend(used_here.iter().map(|used| f64::from(u8::from(*used))));
         // A rank without items lacks nothing.
         let used_here = used_here.into_iter().map(|used| used || micro_steps == 0.0).collect();
         let sum_of_tails =
-            if group.is_connected() { self.all_reduce(group, &mut gradients, &tail)? } else { tail };
+            if group.is_connected() { self.all_reduce(flight, group, &mut gradients, &tail)? } else { tail };
         self.scale(gradients, &window.dtypes, &sum_of_tails, used_here).map_err(|error| group.agreed(error))
     }
 

@@ -20,6 +20,8 @@ pub(super) struct Window<B: Backend> {
     /// The types in which gradients came and have to go.
     pub(super) dtypes: Vec<Option<burn::tensor::DType>>,
     steps: Vec<Numbers<B>>,
+    /// By parameter index, the whole window's sums of which the last micro-step's gradient came before its end.
+    pub(super) closed: Vec<Option<FloatTensor<B>>>,
 }
 
 /// What a micro-step has beside its gradients.
@@ -30,7 +32,8 @@ struct Numbers<B: Backend> {
 
 impl<B: Backend> Window<B> {
     pub(super) fn new(params: usize, order: Order) -> Self {
-        Self { order, sums: Vec::new(), dtypes: vec![None; params], steps: Vec::new() }
+        let closed = (0..params).map(|_| None).collect();
+        Self { order, sums: Vec::new(), dtypes: vec![None; params], steps: Vec::new(), closed }
     }
 
     /// Micro-steps so far, those without items among them.
@@ -55,11 +58,26 @@ impl<B: Backend> Window<B> {
             }
         }
         for (index, sum) in sum.iter_mut().enumerate() {
-            *sum = self.join(joins, index, sum.take());
+            *sum = self.join(joins, index, sum.take()).or_else(|| self.closed[index].take());
         }
         self.sums.truncate(self.sums.len() - joins);
         self.sums.push(sum);
         self.steps.push(Numbers { loss: loss.filter(|_| weight != Some(0.0)), weight });
+    }
+
+    /// Takes the gradient of parameter `index` of the window's last micro-step, of positive weight, before its end.
+    #[cfg(feature = "overlap")]
+    pub(super) fn close(
+        &mut self,
+        index: usize,
+        gradient: FloatTensor<B>,
+        weight: Option<f64>,
+        reduction: GradientReduction,
+    ) {
+        self.dtypes[index].get_or_insert(gradient.dtype());
+        let gradient = weigh::<B>(gradient, weight, reduction);
+        // The last micro-step completes all sums that wait.
+        self.closed[index] = self.join(self.sums.len(), index, Some(gradient));
     }
 
     /// The sum of `gradient`, which is parameter `index`'s, and what the last `count` sums have of it.

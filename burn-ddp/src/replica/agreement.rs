@@ -27,7 +27,9 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
 
     let ids: Vec<u64> = params.iter().map(|param| param.id.val()).collect();
     let ids: Vec<u64> = decode(&group.broadcast_bytes(&encode(&ids)?, Rank(0))?)?;
-    let plan = BucketPlan::new(&specs, 0..specs.len(), BUCKET_BYTES, BUCKET_BYTES);
+    // No larger than the buckets of training, whose memory they would outgrow.
+    let cap = options.bucket_bytes.map_or(BUCKET_BYTES, |bytes| bytes.min(BUCKET_BYTES));
+    let plan = BucketPlan::new(&specs, 0..specs.len(), cap, cap);
     for bucket in &plan.buckets {
         let tensors = bucket.params.iter().filter_map(|index| params[*index].tensor.take()).collect();
         let received = group.broadcast_list(tensors, Rank(0)).wait()?;

@@ -5,6 +5,8 @@
 //! and a check every so many steps finds what does not (a user who replaced a parameter, a rank that trains
 //! alone).
 
+use std::sync::Arc;
+
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::record::{BinBytesRecorder, DoublePrecisionSettings, Recorder};
@@ -19,11 +21,14 @@ use crate::norm;
 use crate::parameters;
 use crate::process_group::ProcessGroup;
 use crate::rank::Rank;
-use crate::reducer::{Reducer, Reduction};
+use crate::reducer::{Reducer, Reduction, SharedReducer};
 
 mod agreement;
 mod buffers;
+#[cfg(feature = "overlap")]
+mod marks;
 mod options;
+mod overlap;
 mod reproducible;
 mod step;
 
@@ -33,6 +38,8 @@ pub use options::ReplicaOptions;
 pub use reproducible::Reproducibility;
 pub use step::{MicroStep, Reduced};
 
+pub use crate::reducer::OverlapStats;
+
 use reproducible::seed_of;
 
 /// One process's copy of the model. See the [module documentation](self).
@@ -41,7 +48,9 @@ pub struct Replica<B: AutodiffBackend> {
     options: ReplicaOptions,
     specs: Vec<ParamSpec>,
     ids: Vec<ParamId>,
-    reducer: Reducer<B::InnerBackend>,
+    plan: BucketPlan,
+    /// Shared with the backward pass.
+    reducer: Arc<SharedReducer<B::InnerBackend>>,
     /// Optimizer steps reduced so far.
     steps: usize,
     warned: bool,
@@ -73,15 +82,7 @@ impl<B: AutodiffBackend> Replica<B> {
         group: &ProcessGroup<B::InnerBackend>,
         options: ReplicaOptions,
     ) -> Result<(M, Self)> {
-        if options.check_every == Some(0) {
-            return Err(Error::config("check_every is 0: give a number of optimizer steps, or leave it out"));
-        }
-        if options.accumulation == Some(0) {
-            return Err(Error::config("accumulation is 0: give the number of micro-steps of a window"));
-        }
-        if let Some(norm) = options.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
-            return Err(Error::config(format!("clip_norm is {norm}: give a positive number")));
-        }
+        options.check()?;
         let reproducibility = options.reproducibility;
         reproducibility.check(&options, group.world_size(), group.in_host_memory())?;
         let any_world_size = reproducibility != Reproducibility::FixedWorldSize;
@@ -94,7 +95,8 @@ impl<B: AutodiffBackend> Replica<B> {
         let order = reproducibility.order(&options);
         let mut replica = Self {
             group: group.clone(),
-            reducer: Reducer::new(Vec::new(), options.bucket_bytes, options.reduction, order),
+            plan: BucketPlan::default(),
+            reducer: Arc::new(SharedReducer::new(Reducer::new(Vec::new(), None, options.reduction, order))),
             options,
             specs: Vec::new(),
             ids: Vec::new(),
@@ -106,6 +108,8 @@ impl<B: AutodiffBackend> Replica<B> {
         reproducibility.check_parameters(&replica.specs).map_err(|error| group.agreed(error))?;
         replica.seed_next();
         tracing::debug!("{} reduces\n{}", group.rank(), replica.plan());
+        #[cfg(feature = "overlap")]
+        let model = replica.begin_overlap(model);
         Ok((model, replica))
     }
 
@@ -114,8 +118,14 @@ impl<B: AutodiffBackend> Replica<B> {
         self.ids = params.iter().map(|param| param.id).collect();
         self.specs = params.into_iter().map(|param| param.spec).collect();
         let order = self.options.reproducibility.order(&self.options);
-        self.reducer =
-            Reducer::new(self.specs.clone(), self.options.bucket_bytes, self.options.reduction, order);
+        let reducer =
+            Reducer::new(self.specs.clone(), self.options.bucket_bytes, self.options.reduction, order)
+                .with_buckets_in_flight(self.options.buckets_in_flight)
+                .with_accumulation(self.options.accumulation);
+        self.plan = reducer.plan().clone();
+        #[cfg(feature = "overlap")]
+        let reducer = if self.overlaps() { reducer.with_overlap(self.group.clone()) } else { reducer };
+        *self.reducer.lock() = reducer;
     }
 
     /// Sets the random stream of the micro-step to come, where it is to be the same for every number of ranks.
@@ -123,7 +133,7 @@ impl<B: AutodiffBackend> Replica<B> {
         if let (Reproducibility::AnyWorldSize { seed }, Some(accumulation)) =
             (self.options.reproducibility, self.options.accumulation)
         {
-            let micro = self.group.rank().0 * accumulation + self.reducer.micro_steps();
+            let micro = self.group.rank().0 * accumulation + self.reducer.lock().micro_steps();
             B::seed(self.group.device(), seed_of(seed, self.steps as u64, micro as u64));
         }
     }
@@ -135,7 +145,7 @@ impl<B: AutodiffBackend> Replica<B> {
 
     /// Which parameters travel together.
     pub fn plan(&self) -> &BucketPlan {
-        self.reducer.plan()
+        &self.plan
     }
 
     /// Adds a micro-step to the accumulation window without any communication. Every micro-step of a window but
@@ -145,7 +155,10 @@ impl<B: AutodiffBackend> Replica<B> {
         model: &M,
         micro_step: impl Into<MicroStep<B>>,
     ) -> Result<()> {
-        self.add(model, micro_step.into()).map_err(|error| self.give_up(error))?;
+        let refused = self.reducer.lock().refuse_after_sending();
+        let added = refused.and_then(|()| self.add(model, micro_step.into()));
+        added.map_err(|error| self.give_up(error))?;
+        self.mark_if_last(model);
         self.seed_next();
         Ok(())
     }
@@ -162,31 +175,35 @@ impl<B: AutodiffBackend> Replica<B> {
         micro_step: impl Into<MicroStep<B>>,
     ) -> Result<Reduced> {
         let reduced = self.add(model, micro_step.into()).and_then(|()| {
+            let reduction = self.reducer.lock().reduce(&self.group)?;
+            // Not before it: during the backward pass ranks may have sent different numbers of buckets.
             let due = |every: usize| self.steps == 1 || (self.steps > 0 && self.steps.is_multiple_of(every));
             if self.options.check_every.is_some_and(due) {
                 verify_parameters::<B, M>(model, &self.group, self.steps)?;
             }
-            let reduction = self.reducer.reduce(&self.group)?;
             self.look_at_usage(&reduction)?;
             self.finish(reduction)
         });
         self.steps += 1;
         let reduced = reduced.map_err(|error| self.give_up(error))?;
+        // For parameters that the optimizer leaves as they are.
+        self.mark_if_last(model);
         self.seed_next();
         Ok(reduced)
     }
 
     /// Forgets the micro-steps since the last reduction, for a window that is not to become an optimizer step. All
-    /// ranks must call it.
+    /// ranks must call it. With overlap it comes before the window's last backward pass: buckets that have been sent
+    /// cannot be taken back, and the next call returns an error that says so.
     pub fn discard(&mut self) {
-        self.reducer.reset();
+        self.reducer.lock().discard();
         self.seed_next();
     }
 
     /// Ends the group with this rank's error, and the window with it.
     fn give_up(&mut self, error: Error) -> Error {
         self.group.fail(&error);
-        self.reducer.reset();
+        self.reducer.lock().reset();
         error
     }
 
@@ -263,8 +280,19 @@ impl<B: AutodiffBackend> Replica<B> {
             ));
         }
         let mut list = Vec::new();
+        let shared = self.reducer.clone();
+        let mut reducer = shared.lock();
+        reducer.check()?;
         for (index, (id, spec)) in ids.iter().zip(&self.specs).enumerate() {
-            let Some(gradient) = gradients.remove::<B::InnerBackend, 1>(*id) else { continue };
+            let gradient = gradients.remove::<B::InnerBackend, 1>(*id);
+            if reducer.has_taken(index) {
+                let left = gradient.map(|left| left.into_primitive().tensor().shape().num_elements());
+                if left != Some(0) {
+                    return Err(overlap::other_backward(spec, left.is_some()));
+                }
+                continue;
+            }
+            let Some(gradient) = gradient else { continue };
             if spec.role != ParamRole::Trained {
                 return Err(Error::new(
                     ErrorKind::Mismatch,
@@ -276,6 +304,12 @@ impl<B: AutodiffBackend> Replica<B> {
             let gradient = gradient.into_primitive().tensor();
             if gradient.shape().to_vec() != spec.shape {
                 let shape = gradient.shape();
+                if shape.num_elements() == 0 {
+                    return Err(Error::config(format!(
+                        "the gradient of {spec} was taken in a backward pass of another micro-step: hand each micro-step \
+                         over once, or turn overlap off by `ReplicaOptions::with_overlap(false)`"
+                    )));
+                }
                 return Err(Error::new(
                     ErrorKind::Mismatch,
                     format!("the gradient of {spec} has shape {shape:?}"),
@@ -289,7 +323,7 @@ impl<B: AutodiffBackend> Replica<B> {
                 gradients.len()
             )));
         }
-        self.reducer.add(list, loss.map(|loss| loss.into_primitive().tensor()), weight)
+        reducer.add(list, loss.map(|loss| loss.into_primitive().tensor()), weight)
     }
 
     /// In strict mode an error, else one warning, for parameters that not all ranks used. Every rank sees the

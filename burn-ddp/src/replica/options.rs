@@ -2,7 +2,9 @@
 
 use derive_new::new;
 
-use crate::reducer::GradientReduction;
+use crate::bucket::check_bucket_bytes;
+use crate::error::{Error, Result};
+use crate::reducer::{BUCKETS_IN_FLIGHT, GradientReduction};
 use crate::replica::Reproducibility;
 
 /// Options of a [`Replica`](crate::Replica).
@@ -19,7 +21,8 @@ pub struct ReplicaOptions {
     /// Takes the norm of the whole gradient without clipping.
     #[new(default)]
     pub report_norm: bool,
-    /// Largest bucket in bytes. `None` (default): 1 MiB for the first, 25 MiB for the others.
+    /// Largest bucket in bytes, at least 1 and at most this machine's memory. `None` (default): 1 MiB for the first,
+    /// 25 MiB for the others.
     #[new(default)]
     pub bucket_bytes: Option<usize>,
     /// Makes a trained parameter without a gradient on some rank an error instead of a zero (off).
@@ -36,6 +39,18 @@ pub struct ReplicaOptions {
     /// What the bits of the training depend on.
     #[new(default)]
     pub reproducibility: Reproducibility,
+    /// Most gradient buckets that are on their way at a time, at least 1; default 2. It bounds memory where a bucket is
+    /// a copy (on devices) and changes no numbers.
+    #[new(value = "BUCKETS_IN_FLIGHT")]
+    pub buckets_in_flight: usize,
+    /// Sends gradients while the window's last backward pass runs (default), in builds with the feature `overlap`. All
+    /// but the last bucket's are taken out of what `backward()` returns: an **empty tensor** stands for each until
+    /// [`Replica::reduce`] gives them back reduced. So a micro-step has to be one backward pass, handed over as it is;
+    /// turn this off for programs that read gradients before `reduce` or add up those of several passes.
+    ///
+    /// [`Replica::reduce`]: crate::Replica::reduce
+    #[new(value = "true")]
+    pub overlap: bool,
 }
 
 impl Default for ReplicaOptions {
@@ -83,5 +98,58 @@ impl ReplicaOptions {
     /// The same with another [`reproducibility`](Self::reproducibility).
     pub fn with_reproducibility(self, reproducibility: Reproducibility) -> Self {
         Self { reproducibility, ..self }
+    }
+
+    /// The same with [`buckets_in_flight`](Self::buckets_in_flight).
+    pub fn with_buckets_in_flight(self, buckets: usize) -> Self {
+        Self { buckets_in_flight: buckets, ..self }
+    }
+
+    /// The same with [`overlap`](Self::overlap) on or off.
+    pub fn with_overlap(self, overlap: bool) -> Self {
+        Self { overlap, ..self }
+    }
+
+    /// Refuses what cannot be meant, before anything is sent.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.check_every == Some(0) {
+            return Err(Error::config("check_every is 0: give a number of optimizer steps, or leave it out"));
+        }
+        if self.accumulation == Some(0) {
+            return Err(Error::config("accumulation is 0: give the number of micro-steps of a window"));
+        }
+        if let Some(norm) = self.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
+            return Err(Error::config(format!("clip_norm is {norm}: give a positive number")));
+        }
+        if self.buckets_in_flight == 0 {
+            return Err(Error::config("buckets_in_flight is 0: give 1 or more, or leave it out"));
+        }
+        self.bucket_bytes.map_or(Ok(()), |bytes| check_bucket_bytes(bytes, memory_bytes()))
+    }
+}
+
+/// Memory of this machine, where the system says it (Linux).
+fn memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_cannot_be_meant_are_named() {
+        let text = |options: ReplicaOptions| options.check().expect_err("refused").to_string();
+        assert!(text(ReplicaOptions::new().with_bucket_bytes(0)).contains("bucket_bytes is 0"));
+        assert!(text(ReplicaOptions::new().with_buckets_in_flight(0)).contains("buckets_in_flight is 0"));
+        if let Some(memory) = memory_bytes() {
+            let above = usize::try_from(memory).expect("a size") + 1;
+            assert!(text(ReplicaOptions::new().with_bucket_bytes(above)).contains(&above.to_string()));
+        }
+        ReplicaOptions::new().check().expect("defaults");
+        ReplicaOptions::new().with_bucket_bytes(1).check().expect("small");
     }
 }

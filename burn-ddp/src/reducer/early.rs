@@ -1,0 +1,207 @@
+//! Gradients that leave while the backward pass still runs.
+//!
+//! The window's last backward pass hands over each gradient when its last contribution is in (`backend/hook.rs`). It is
+//! added to those of earlier micro-steps, and when the next bucket of the plan is complete it is sent. Nothing depends on
+//! it: what was not handed over, or could not leave yet, is sent by [`Reducer::reduce`]. The last bucket always is, for the
+//! losses ride in it, so its gradients stay where they are.
+//!
+//! The calls come from inside of Burn's autodiff, under a lock of its graph. So nothing here waits, nothing touches an
+//! autodiff tensor, and an error is kept for the next call that can return one.
+
+use burn::tensor::backend::Backend;
+
+use super::ahead::Expected;
+use super::{GradientReduction, Reducer};
+use crate::error::{Error, ErrorKind, Result};
+use crate::process_group::ProcessGroup;
+
+/// Buckets of gradients since a replica was made. The last bucket of an optimizer step, in which the loss travels, is
+/// always sent after the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OverlapStats {
+    /// Optimizer steps that were reduced.
+    pub steps: u64,
+    /// Buckets that were sent while the backward pass ran.
+    pub in_backward: u64,
+    /// Buckets that were sent after it.
+    pub after_backward: u64,
+}
+
+/// What the backward pass has handed over.
+pub(super) struct Early<B: Backend> {
+    /// Where buckets are sent; `None` where nothing leaves early.
+    pub(super) group: Option<ProcessGroup<B>>,
+    /// By parameter index, whether its bucket may leave early: whether it is not in the last one.
+    #[cfg(feature = "overlap")]
+    leaves: Vec<bool>,
+    /// While gradients are taken: the weight of their micro-step.
+    open: Option<Expected>,
+    /// By parameter index, gradients of the micro-step under way that were taken.
+    taken: Vec<bool>,
+    /// The weight they were taken with.
+    weight: Option<f64>,
+    /// What went wrong where no error could be returned.
+    failed: Option<Error>,
+}
+
+impl<B: Backend> Early<B> {
+    /// For `params` parameters, of which nothing leaves early.
+    pub(super) fn new(params: usize) -> Self {
+        Self {
+            group: None,
+            #[cfg(feature = "overlap")]
+            leaves: vec![false; params],
+            open: None,
+            taken: vec![false; params],
+            weight: None,
+            failed: None,
+        }
+    }
+
+    /// For the buckets of `plan`, which leave over `group`.
+    #[cfg(feature = "overlap")]
+    pub(super) fn over(group: ProcessGroup<B>, params: usize, plan: &crate::bucket::BucketPlan) -> Self {
+        let mut early = Self { group: Some(group), ..Self::new(params) };
+        if let Some((_, buckets)) = plan.buckets.split_last() {
+            buckets.iter().flat_map(|bucket| &bucket.params).for_each(|index| early.leaves[*index] = true);
+        }
+        early
+    }
+
+    /// Keeps the first error for the next call that can return one.
+    pub(super) fn fail(&mut self, error: Error) {
+        self.failed.get_or_insert(error);
+    }
+
+    pub(super) fn has_taken(&self, index: usize) -> bool {
+        self.taken[index]
+    }
+
+    fn has_taken_any(&self) -> bool {
+        self.taken.contains(&true)
+    }
+
+    /// Ends the micro-step, which came with `weight`.
+    pub(super) fn close(&mut self, weight: Option<f64>, reduction: GradientReduction) -> Result<()> {
+        self.open = None;
+        if !self.has_taken_any() {
+            return Ok(());
+        }
+        self.taken.fill(false);
+        let (weight, weighed) = (weight.unwrap_or(1.0), self.weight.unwrap_or(1.0));
+        if weight == 0.0 || (reduction == GradientReduction::Mean && weight != weighed) {
+            return Err(Error::config(format!(
+                "the micro-step has weight {weight}, but its gradients were taken with weight {weighed} in the backward \
+                 pass: call `Replica::expect_weight({weight})` before it, or turn overlap off by \
+                 `ReplicaOptions::with_overlap(false)`"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Forgets what was taken.
+    pub(super) fn reset(&mut self) {
+        self.open = None;
+        self.taken.fill(false);
+        self.failed = None;
+    }
+}
+
+impl<B: Backend> Reducer<B> {
+    /// Whether gradients of the next backward pass may leave early, as far as can be said before it.
+    pub(crate) fn wants_marks(&self) -> bool {
+        self.early.group.is_some() && self.ahead.is_last()
+    }
+
+    /// The error that could not be returned where it happened, if there is one.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.early.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Whether the gradient of parameter `index` was taken out of the micro-step under way, and an empty tensor left.
+    pub(crate) fn has_taken(&self, index: usize) -> bool {
+        self.early.has_taken(index)
+    }
+
+    /// Refuses a micro-step that is not the window's last after buckets of the window were sent.
+    pub(crate) fn refuse_after_sending(&self) -> Result<()> {
+        match self.flight.sent() {
+            0 => Ok(()),
+            sent => Err(Error::config(format!(
+                "no_sync after {sent} gradient buckets were sent in the backward pass of micro-step {}, which was expected to \
+                 be the window's last: say how many a window has by `ReplicaOptions::with_accumulation`, or turn overlap off \
+                 by `with_overlap(false)`",
+                self.ahead.number()
+            ))),
+        }
+    }
+
+    /// Buckets sent so far.
+    pub(crate) fn overlap(&self) -> OverlapStats {
+        self.stats
+    }
+
+    /// Forgets the window. What has been sent of it cannot be taken back: then the next call is an error.
+    pub(crate) fn discard(&mut self) {
+        let sent = self.flight.sent();
+        self.reset();
+        if sent > 0 {
+            self.early.fail(Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "a window was discarded after {sent} of its gradient buckets were sent in the backward pass: call `reduce` \
+                     and leave the optimizer step out, or turn overlap off by `ReplicaOptions::with_overlap(false)`"
+                ),
+            ));
+        }
+    }
+}
+
+#[cfg(feature = "overlap")]
+impl<B: Backend> Reducer<B> {
+    /// A backward pass begins that reaches marked parameters. `alone`: of no other replica.
+    pub(super) fn begin(&mut self, alone: bool) {
+        let early = &mut self.early;
+        // A layer that communicates in the backward pass takes turns with the buckets, which may leave at other times on
+        // other ranks: the order of operations would differ.
+        let free = early.group.as_ref().is_some_and(|group| !group.is_used_in_backward());
+        let fresh = early.failed.is_none() && !early.has_taken_any() && self.flight.sent() == 0;
+        early.open = if alone && free && fresh { self.ahead.next(self.reduction) } else { None };
+    }
+
+    /// Takes `gradient` of parameter `index`, for good, and leaves an empty tensor of as many dimensions; or leaves it.
+    pub(super) fn offer(&mut self, index: usize, gradient: &mut burn::tensor::ops::FloatTensor<B>) {
+        use burn_backend::TensorMetadata;
+        let Some(Expected(weight)) = self.early.open else { return };
+        let (shape, spec) = (gradient.shape(), &self.specs[index]);
+        let fits = shape.to_vec() == spec.shape && shape.num_elements() > 0;
+        if !fits || !self.early.leaves[index] || self.early.taken[index] {
+            return;
+        }
+        let empty = burn::tensor::Shape::from(vec![0; spec.shape.len()]);
+        let empty = B::float_empty(empty, &B::float_device(gradient), gradient.dtype().into());
+        let gradient = std::mem::replace(gradient, empty);
+        self.early.taken[index] = true;
+        self.early.weight = weight;
+        self.window.close(index, gradient, weight, self.reduction);
+        self.send_complete();
+    }
+
+    /// Sends the buckets, in the plan's order and but the last, whose gradients have all been taken.
+    fn send_complete(&mut self) {
+        let Some(group) = self.early.group.clone() else { return };
+        let mut gradients = std::mem::take(&mut self.window.closed);
+        while let Some(bucket) = self.plan.buckets.get(self.flight.sent())
+            && self.flight.sent() + 1 < self.plan.buckets.len()
+            && bucket.params.iter().all(|index| self.early.taken[*index])
+            && self.flight.has_room()
+        {
+            let list = self.list(self.flight.sent(), &mut gradients, &group);
+            self.flight.send(&group, list);
+            self.stats.in_backward += 1;
+            group.count_in_backward();
+        }
+        self.window.closed = gradients;
+    }
+}

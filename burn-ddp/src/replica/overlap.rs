@@ -1,0 +1,89 @@
+//! What a replica knows, says and does for gradients to leave during the backward pass.
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
+
+use super::Replica;
+#[cfg(feature = "overlap")]
+use super::marks;
+use crate::bucket::ParamSpec;
+use crate::error::{Error, Result};
+use crate::reducer::OverlapStats;
+
+impl<B: AutodiffBackend> Replica<B> {
+    /// How many buckets were sent during backward passes, and how many after them.
+    pub fn overlap(&self) -> OverlapStats {
+        self.reducer.lock().overlap()
+    }
+
+    /// Says, before the forward pass of a window's last micro-step, that it will have `weight` in
+    /// [`MicroStep::with_weight`](crate::MicroStep::with_weight): gradients can leave during the backward pass only weighed. Without this call a program
+    /// that uses weights trains the same, and nothing of it overlaps; without the feature `overlap` it has no effect.
+    ///
+    /// # Errors
+    /// A weight that no micro-step may have. A micro-step that then comes with another weight is an error in its call.
+    pub fn expect_weight(&mut self, weight: impl Into<f64>) -> Result<()> {
+        let expected = self.reducer.lock().expect_weight(weight.into());
+        expected.map_err(|error| self.give_up(error))
+    }
+
+    /// Lets the next backward pass hand over gradients of `model` as they become ready (feature `overlap`; else nothing is
+    /// done). Called before a forward pass. [`Replica::new`], [`Replica::no_sync`] and [`Replica::reduce`] do it by
+    /// themselves; a loop needs it only where the mark gets lost after them: a model that was moved, forked or loaded
+    /// from a record, an optimizer that is none of Burn's, or another backward pass through the same parameters.
+    pub fn mark<M: AutodiffModule<B>>(&self, model: &M) {
+        #[cfg(feature = "overlap")]
+        if self.overlaps() {
+            marks::visit::<B, M>(model);
+        }
+        let _ = model;
+    }
+
+    /// Says what the next micro-step will be, where the caller knows: whether it is the window's last, and its weight.
+    #[cfg(feature = "train")]
+    pub(crate) fn expect<M: AutodiffModule<B>>(
+        &mut self,
+        model: &M,
+        last: bool,
+        weight: Option<f64>,
+    ) -> Result<()> {
+        self.reducer.lock().expect_last(last);
+        weight.map_or(Ok(()), |weight| self.expect_weight(weight))?;
+        self.mark_if_last(model);
+        Ok(())
+    }
+
+    pub(super) fn mark_if_last<M: AutodiffModule<B>>(&self, model: &M) {
+        let wanted = self.reducer.lock().wants_marks();
+        if wanted {
+            self.mark(model);
+        }
+    }
+
+    /// Whether buckets may leave during backward passes: where that is wanted, where anything is sent at all, and where
+    /// there is another bucket than the last.
+    #[cfg(feature = "overlap")]
+    pub(super) fn overlaps(&self) -> bool {
+        self.options.overlap && self.group.is_connected() && self.plan.buckets.len() > 1
+    }
+
+    /// Asks for the gradients of `model`, and returns it with its parameters marked.
+    #[cfg(feature = "overlap")]
+    pub(super) fn begin_overlap<M: AutodiffModule<B>>(&self, model: M) -> M {
+        if !self.overlaps() {
+            return model;
+        }
+        crate::reducer::sinks::claim(self.ids.iter().map(burn::module::ParamId::val), &self.reducer);
+        marks::map::<B, M>(model)
+    }
+}
+
+/// Gradients that were taken belong to one backward pass, and what came to the replica is not of that one alone.
+pub(super) fn other_backward(spec: &ParamSpec, is_there: bool) -> Error {
+    let what = if is_there { "is not empty" } else { "is missing" };
+    Error::config(format!(
+        "the gradient of {spec} was taken in a backward pass, and in the micro-step that was handed over it {what}: a \
+         micro-step is one backward pass, with all gradients of the model; for others turn overlap off by \
+         `ReplicaOptions::with_overlap(false)`"
+    ))
+}

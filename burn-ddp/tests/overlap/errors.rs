@@ -1,0 +1,98 @@
+//! What cannot be right after buckets have left is an error that says what to do.
+
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn_ddp::{MicroStep, ProcessGroup, Rank, Replica, ReplicaOptions, Result};
+
+use crate::harness::{Case, Launch, argument};
+use crate::leaving::seed;
+use crate::setup::*;
+
+pub const CASES: &[(&str, Case)] = &[("mistake", mistake)];
+
+/// A good first step, and then the mistake that the argument names.
+fn mistake() -> Result<String> {
+    let group = ProcessGroup::<G>::from_env(&Default::default())?;
+    let (mut model, mut replica) = Replica::new(Chain::new(), &group, one_bucket_each())?;
+    let mut optimizer = SgdConfig::new().init();
+    let one = |model: &Chain<B>, step| micro_step(model.loss(seed(group.rank(), step, 0), |_| 0), model);
+    let reduced = replica.reduce(&model, one(&model, 0))?;
+    model = optimizer.step(0.1, model, reduced.grads);
+    match argument().as_str() {
+        "no_sync" => replica.no_sync(&model, one(&model, 1))?,
+        "weight" => {
+            replica.expect_weight(3.0)?;
+            replica.reduce(&model, one(&model, 1).with_weight(5.0))?;
+        }
+        "no expectation" => {
+            replica.reduce(&model, one(&model, 1).with_weight(2.0))?;
+        }
+        "bad expectation" => replica.expect_weight(f64::NAN)?,
+        "empty" => {
+            drop(one(&model, 1));
+            replica.reduce(&model, MicroStep::empty())?;
+        }
+        "discard" => {
+            let late = one(&model, 1);
+            replica.discard();
+            replica.reduce(&model, late)?;
+        }
+        "two passes" => {
+            drop(one(&model, 1));
+            replica.reduce(&model, one(&model, 2))?;
+        }
+        "a part" => {
+            let mut grads = model.loss(1, |_| 0).backward();
+            let some = GradientsParams::from_params(&mut grads, &model, &[model.layers[0].weight.id]);
+            replica.reduce(&model, some)?;
+        }
+        "abort" => {
+            if group.rank() == Rank(1) {
+                group.abort("this rank has had enough");
+            }
+            replica.reduce(&model, one(&model, 1))?;
+        }
+        other => panic!("no mistake {other}"),
+    }
+    Ok("nobody noticed".into())
+}
+
+#[test]
+fn a_mistake_is_an_error_that_says_what_to_do() {
+    let mistakes: &[(&str, &[&str])] = &[
+        ("no_sync", &["no_sync after 9 gradient buckets", "micro-step 1", "with_accumulation"]),
+        ("weight", &["weight 5", "weight 3", "expect_weight(5)"]),
+        ("no expectation", &["weight 2", "weight 1", "expect_weight(2)"]),
+        ("bad expectation", &["weight NaN"]),
+        ("empty", &["layers.0.bias", "is missing", "with_overlap(false)"]),
+        ("discard", &["discarded after 9", "leave the optimizer step out"]),
+        ("two passes", &["was taken in a backward pass", "is not empty", "with_overlap(false)"]),
+        ("a part", &["was taken in a backward pass", "is missing"]),
+    ];
+    for (name, words) in mistakes {
+        for outcome in Launch::new("mistake", 2).argument(name).run() {
+            outcome.failed_saying(words);
+        }
+    }
+}
+
+#[test]
+fn an_error_of_the_group_in_the_backward_pass_comes_out_of_reduce() {
+    let outcomes = Launch::new("mistake", 2).argument("abort").run();
+    outcomes[0].failed_saying(&["rank 1", "gradient bucket 0 (`layers.4.bias`", "this rank has had enough"]);
+    assert!(!outcomes[0].stderr.contains("panicked"), "{}", outcomes[0].stderr);
+}
+
+#[test]
+fn sizes_that_cannot_be_meant_are_refused_before_anything_is_sent() {
+    let group = ProcessGroup::<G>::solo(&Default::default());
+    for (options, text) in [
+        (ReplicaOptions::new().with_bucket_bytes(0), "bucket_bytes is 0"),
+        (ReplicaOptions::new().with_bucket_bytes(usize::MAX), "bucket_bytes is 18446744073709551615"),
+        (ReplicaOptions::new().with_buckets_in_flight(0), "buckets_in_flight is 0"),
+    ] {
+        let refused = Replica::new(Chain::new(), &group, options).err().expect("refused");
+        assert!(refused.to_string().contains(text), "{refused}");
+        assert_eq!(refused.exit_code(), 2);
+    }
+    assert_eq!(group.stats().total_calls(), 0);
+}
