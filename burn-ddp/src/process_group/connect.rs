@@ -82,6 +82,7 @@ impl<B: Backend> Unconnected<B> {
             factory,
             counters: Arc::default(),
             splits: AtomicUsize::new(0),
+            #[cfg(any(feature = "train", feature = "overlap"))]
             in_backward: Arc::default(),
             #[cfg(feature = "train")]
             attached: attached::Attached::default(),

@@ -3,6 +3,7 @@
 //! A gradient can leave during a backward pass only if that pass is the window's last, and only weighed, so both must be
 //! known ahead. Where they are not, everything waits for [`Reducer::reduce`](super::Reducer::reduce).
 
+#[cfg(any(test, feature = "overlap"))]
 use super::GradientReduction;
 
 /// The weight of the micro-step whose backward pass comes next; `None` if micro-steps have none.
@@ -47,6 +48,7 @@ impl Ahead {
     }
 
     /// The weight of the next micro-step, if that is the window's last and its weight is known.
+    #[cfg(any(test, feature = "overlap"))]
     pub(super) fn next(&self, reduction: GradientReduction) -> Option<Expected> {
         match (self.weight, self.weighted, reduction) {
             _ if !self.is_last() => None,

@@ -33,6 +33,7 @@ pub(super) struct Early<B: Backend> {
     /// Where buckets are sent; `None` where nothing leaves early.
     pub(super) group: Option<ProcessGroup<B>>,
     /// By parameter index, whether its bucket may leave early: whether it is not in the last one.
+    #[cfg(feature = "overlap")]
     leaves: Vec<bool>,
     /// While gradients are taken: the weight of their micro-step.
     open: Option<Expected>,
@@ -47,8 +48,15 @@ pub(super) struct Early<B: Backend> {
 impl<B: Backend> Early<B> {
     /// For `params` parameters, of which nothing leaves early.
     pub(super) fn new(params: usize) -> Self {
-        let none = vec![false; params];
-        Self { group: None, leaves: none.clone(), open: None, taken: none, weight: None, failed: None }
+        Self {
+            group: None,
+            #[cfg(feature = "overlap")]
+            leaves: vec![false; params],
+            open: None,
+            taken: vec![false; params],
+            weight: None,
+            failed: None,
+        }
     }
 
     /// For the buckets of `plan`, which leave over `group`.
