@@ -83,6 +83,7 @@ impl<B: Backend> Unconnected<B> {
             factory,
             counters: Arc::new(Counters::new(connected.as_ref().map(|connected| connected.caller.clone()))),
             splits: AtomicUsize::new(0),
+            #[cfg(any(feature = "train", feature = "overlap"))]
             in_backward: Arc::default(),
             #[cfg(feature = "train")]
             attached: attached::Attached::default(),

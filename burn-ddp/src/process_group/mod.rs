@@ -66,6 +66,7 @@ struct Inner<B: Backend> {
     counters: Arc<Counters>,
     splits: AtomicUsize,
     /// Held by everybody else whose collectives run during backward passes.
+    #[cfg(any(feature = "train", feature = "overlap"))]
     in_backward: Arc<()>,
     #[cfg(feature = "train")]
     attached: attached::Attached,

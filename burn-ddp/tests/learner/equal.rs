@@ -52,8 +52,7 @@ fn launch(group: &ProcessGroup<G>, cell: &Cell) -> Result<Vec<f64>> {
     let training =
         training(artifacts.path(), train, valid).num_epochs(EPOCHS).grads_accumulation(cell.accumulation);
     let config = NetConfig::new().with_norm(cell.norm.into());
-    // Some with a bucket for each parameter, so that there is something to overlap, if the last micro-step of a window has
-    // items for each rank.
+    // Some with a bucket for each parameter, so that there is something to overlap.
     let replica = match cell.workers {
         1 => ReplicaOptions::new().with_bucket_bytes(1).with_buckets_in_flight(100),
         _ => ReplicaOptions::new(),
@@ -61,9 +60,12 @@ fn launch(group: &ProcessGroup<G>, cell: &Cell) -> Result<Vec<f64>> {
     let before = group.stats().in_backward;
     let ddp = DdpStrategy::new(group).with_replica(replica);
     let result = training.launch_ddp(&ddp, learner(group, &config)?)?;
-    let items = cell.accumulation == 1 || cell.items > 2 * BATCH + 1;
-    let overlaps = cfg!(feature = "overlap") && cell.workers == 1 && cell.norm != "sync" && items;
-    assert_eq!(group.stats().in_backward > before, overlaps && group.world_size() > 1, "{cell:?}");
+    let overlaps = cfg!(feature = "overlap") && cell.workers == 1 && cell.norm != "sync";
+    // The one window of 11 items ends with a single item, rank 0's.
+    if group.rank().is_root() || cell.accumulation == 1 || cell.items > 11 {
+        let left = group.stats().in_backward > before;
+        assert_eq!(left, overlaps && group.world_size() > 1, "{cell:?}");
+    }
     Ok(numbers(&result.model))
 }
 
