@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
-use burn::module::Module;
+use burn::module::{AutodiffModule, Module};
 use burn::optim::GradientsParams;
 use burn_ddp::{DType, Ddp, Error, MicroStep, ProcessGroup, Rank, Replica, ReplicaOptions, Result};
 use burn_ddp_benches::csv::Measurement;
@@ -77,9 +77,9 @@ impl Way {
     }
 
     /// Compares one reduction with the mean of all ranks' own gradients.
-    fn verify(&mut self, group: &Group, shape: &Shape, batch: &Batch<B>) -> Result<Parameters> {
+    fn verify(&mut self, group: &Group, batch: &Batch<B>) -> Result<Parameters> {
         // A model that no replica knows: nothing takes its gradients in the backward pass.
-        let copy = Transformer::new(shape, &FlexDevice).load_record(self.model.clone().into_record());
+        let copy = self.model.valid().train::<B>();
         let mine = GradientsParams::from_grads(copy.loss(batch).backward(), &copy);
         let gradients = GradientsParams::from_grads(self.model.loss(batch).backward(), &self.model);
         let reduced = self.replica.reduce(&self.model, gradients)?.grads;
@@ -105,8 +105,8 @@ impl Args {
         }
         let batch = Batch::new(&shape, rank.0, &FlexDevice);
         let mut with = Way::new(&shape, group, true)?;
-        let parameters = without.verify(group, &shape, &batch)?;
-        with.verify(group, &shape, &batch)?;
+        let parameters = without.verify(group, &batch)?;
+        with.verify(group, &batch)?;
 
         let [mut backward, mut communication, mut off, mut on] = [const { Vec::new() }; 4];
         for _ in 0..self.iterations.max(1) {

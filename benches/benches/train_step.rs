@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
-use burn::module::Module;
+use burn::module::{AutodiffModule, Module};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
 use burn_ddp::bucket::BUCKET_BYTES;
@@ -133,7 +133,7 @@ impl Args {
         let mut training = Training::new(model, &self.shape, rank.0);
         (0..WARM_UP + self.steps).try_for_each(|_| training.step(Some(&mut replica)))?;
         let peaks = group.all_gather_bytes(memory::peak()?.to_le_bytes().to_vec())?;
-        let mut alone = Training::new(copy(training.model()?, &self.shape), &self.shape, rank.0);
+        let mut alone = Training::new(copy(training.model()?), &self.shape, rank.0);
         let bytes = verify(&training, &alone, &mut replica)?;
 
         let (mut off, mut on) = (Vec::new(), Vec::new());
@@ -202,8 +202,8 @@ impl Args {
 }
 
 /// A model with the values and ids of `model` that no replica knows: nothing takes its gradients in a backward pass.
-fn copy(model: &Model, shape: &Shape) -> Model {
-    Model::new(shape, &FlexDevice).load_record(model.clone().into_record())
+fn copy(model: &Model) -> Model {
+    model.valid().train::<B>()
 }
 
 /// Compares all parameters and one reduction between the ranks, and returns the bytes of the parameters. `alone` has the
