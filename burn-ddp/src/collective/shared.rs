@@ -128,15 +128,18 @@ impl Shared<'_> {
         if data.len() <= whole(self.members()).min(self.room()) {
             return self.reduce_whole(dtype, op, data, scratch);
         }
-        let (size, members, me) = (dtype.size(), self.members(), self.me());
-        let count = data.len() / size;
+        let (members, me) = (self.members(), self.me());
         let stride = part(self.room(), members - 1);
-        let blocks = count.div_ceil(members * (stride / size)).max(1);
+        // Whole cache lines, because loops over data that straddles them take up to twice as long.
+        let bytes = data.len();
+        let lines = bytes.div_ceil(LINE);
+        let blocks = lines.div_ceil(members * (stride / LINE)).max(1);
         for block in 0..blocks {
-            let block = chunk(count, blocks, block);
+            let block = chunk(lines, blocks, block);
             let range = |member: usize| {
                 let part = chunk(block.len(), members, member);
-                (block.start + part.start) * size..(block.start + part.end) * size
+                let byte = |line: usize| bytes.min((block.start + line) * LINE);
+                byte(part.start)..byte(part.end)
             };
             let pieces = |mine: &mut [u8]| {
                 for member in (0..members).filter(|member| *member != me) {
