@@ -228,6 +228,29 @@ fn ranks_in_different_operations_are_told_of_both() {
     }
 }
 
+/// All ranks of one host call one operation and all of the other another one. Over the wire they would wait for each other
+/// in a ring in which no two that disagree face each other.
+#[test]
+fn hosts_in_different_operations_are_told() {
+    let hosts: [&[usize]; 2] = [&[0, 0, 0, 1, 1, 1], &[0, 0, 0, 0, 1, 1, 1]];
+    for hosts in hosts {
+        for (one, other) in [(4, 0), (0, 4), (4, 1), (2, 1)] {
+            let began = Instant::now();
+            let group = Liveness::new(hosts.len());
+            let outcomes = outcomes(over_loopback(hosts.len()), move |ranks| {
+                let host = hosts[ranks.rank().0];
+                ranks.share_memory(&sharing(format!("host {host}")), &group, soon())?;
+                ranks.barrier()?;
+                (CALLS[if host == 0 { one } else { other }].1)(ranks)
+            });
+            assert!(outcomes.iter().all(Result::is_err), "{one} {other}: {outcomes:?}");
+            let told = outcomes.iter().flat_map(|outcome| outcome.as_ref().err());
+            assert!(told.map(burn_ddp::Error::kind).any(|kind| kind == ErrorKind::Mismatch), "{outcomes:?}");
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_never_comes_is_named_at_the_deadline() {
     let outcomes = outcomes(over_loopback(2), |ranks| {

@@ -7,8 +7,8 @@
 //! sends the elements themselves. Then the steps are gone back, each rank giving what it has completed.
 //!
 //! Not every pair of ranks exchanges headers here, but every rank needs every other's data, by way of ranks that compare
-//! headers in each step: nobody can come to an end while one rank is in another operation. Whoever faces that rank gets
-//! both operations told and fails; who waits for a rank that has failed learns it through the group's
+//! headers in each step: nobody can come to an end while one rank is in another operation. Whoever faces that rank, or
+//! finds a frame of it while it waits for another, gets both operations told and fails; who waits for a rank that has failed learns it through the group's
 //! [`Liveness`](crate::transport::Liveness), as after every error.
 
 use std::ops::Range;

@@ -7,8 +7,8 @@
 //! They travel in the type in which they are added up, so nothing is rounded between, and the bits are those of the
 //! tree over all ranks.
 //!
-//! The same in numbers: a host sends `2 n (H - 1) / H` bytes over its lanes together, where `H` hosts without shared
-//! memory would send that for each rank.
+//! The same in numbers: a host whose ranks form a subtree sends `2 n (H - 1) / H` bytes of f32 over its lanes together,
+//! where `H` hosts without shared memory would send that for each rank.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use super::exchange::Exchange;
 use super::hosts::Hosts;
 use super::scratch::Scratch;
 use super::segments::Segments;
-use super::shared::{Shared, part};
+use super::shared::{LINE, Shared, part};
 use super::tree::{Node, complete, nodes_within, partial_size, reduce_node};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
@@ -71,7 +71,9 @@ pub(super) fn all_reduce(
     });
     let size = dtype.size();
     let count = data.len() / size;
-    let spans = data.len().div_ceil(SPAN).max(1);
+    // Of each element a rank may hold the partial results of all nodes.
+    let nodes: usize = lanes.nodes.iter().map(Vec::len).sum();
+    let spans = (data.len() * nodes.div_ceil(lanes.hosts.len())).div_ceil(SPAN).max(1);
     for index in 0..spans {
         let span = chunk(count, spans, index);
         let part = |lane: usize| {
@@ -111,15 +113,18 @@ impl Span<'_> {
         let lane = self.lanes.mine();
         let part = lane.map_or(0..0, self.part);
         let all_nodes: usize = self.lanes.nodes.iter().map(Vec::len).sum();
-        // Partial results of this host, those of the others for this rank's share, and the result.
-        let most = (self.part)(0).len() * all_nodes.max(1) * wide;
-        let mut room = scratch.pieces(3, most).into_iter();
-        let (Some(partials), Some(incoming), Some(result)) = (room.next(), room.next(), room.next()) else {
-            return Ok(());
-        };
-        let result = &mut result[..part.len() * self.dtype.size()];
         let mine = self.lanes.nodes[self.lanes.host].len();
-        let partials = &mut partials[..mine * part.len() * wide];
+        let share = part.len().div_ceil(self.lanes.hosts.len());
+        // Partial results of this host, those of all hosts for this rank's share (or the own data), and the result.
+        let incoming = (all_nodes * share * wide).max(part.len() * wide);
+        let sizes = [mine * part.len() * wide, incoming, part.len() * self.dtype.size()];
+        let mut room = scratch.pieces(1, sizes.iter().map(|size| size.next_multiple_of(LINE)).sum());
+        let mut rest: &mut [u8] = &mut *room[0];
+        let [partials, incoming, result] = sizes.map(|size| {
+            let (piece, behind) = std::mem::take(&mut rest).split_at_mut(size.next_multiple_of(LINE));
+            rest = behind;
+            &mut piece[..size]
+        });
         match &mut shared {
             Some(shared) => self.collect(shared, data, partials, part.len())?,
             None => self.widen(data, &part, incoming, partials)?,

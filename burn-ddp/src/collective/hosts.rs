@@ -1,8 +1,8 @@
 //! Which ranks share a host's memory, and how they come to.
 //!
 //! All ranks tell each other what they need, over the wire they already have, and compute the same table from it. Two
-//! ranks are on one host if one could connect to the other's socket, which is tried and not guessed: host names lie in
-//! containers. If a host cannot provide the memory, all of its ranks do without it, and the first of them says so.
+//! ranks are on one host if they give the same name for it and one could connect to the other's socket, which is tried and
+//! not guessed. If a host cannot provide the memory, all of its ranks do without it, and the first of them says so.
 
 use serde::{Deserialize, Serialize};
 
@@ -88,13 +88,26 @@ impl Collectives {
         });
         let (first, visit) = visit.flatten().map_or((me, None), |(rank, visit)| (rank, Some(visit)));
         let firsts: Vec<usize> = self.tell(&first, deadline)?;
+        if let Some(rank) = (0..world_size).find(|rank| firsts[*rank] > *rank) {
+            let text = format!("{} says that it has reached rank {}", Rank(rank), firsts[rank]);
+            return Err(Error::new(ErrorKind::Mismatch, text));
+        }
         let table = table(&firsts);
         let mine = table.iter().position(|host| host.contains(&Rank(me))).unwrap_or(0);
+        // Half of what is left: a board that does not come about in time is a reason for TCP, of which all have to hear.
+        let soon = Deadline::after(deadline.remaining() / 2);
         let made = (table[mine].len() > 1)
-            .then(|| board(&table[mine], me, &all, door, visit, liveness, &sharing.caller, deadline));
+            .then(|| board(&table[mine], me, &all, door, visit, liveness, &sharing.caller, soon));
         let trouble = made.as_ref().and_then(|made| made.as_ref().err()).map(ToString::to_string);
         let troubles: Vec<Option<String>> = self.tell(&trouble, deadline)?;
-        let hosts = Self::settle(table, &all, &troubles, me)?;
+        let hosts = match Self::settle(table, &all, &troubles, me) {
+            Ok(hosts) => hosts,
+            Err(error) => {
+                // All ranks find it alike; nobody leaves before all have.
+                let _ = self.within(deadline.remaining(), Self::barrier);
+                return Err(error);
+            }
+        };
         let mine = hosts.iter().position(|host| host.contains(&Rank(me))).unwrap_or(0);
         let board = if hosts[mine].len() > 1 { made.transpose()? } else { None };
         tracing::info!("{} of {world_size}: {}", Rank(me), describe(&hosts));
@@ -151,9 +164,9 @@ impl Collectives {
                     .map(Rank)
                     .find(|other| all[other.0].host == all[rank.0].host && !host.contains(other));
                 let Some(other) = apart else { continue };
-                let reason = [rank, &other]
-                    .into_iter()
-                    .find_map(|rank| all[rank.0].trouble.as_ref().or(troubles[rank.0].as_ref()))
+                let reason = (0..all.len())
+                    .filter(|other| all[*other].host == all[rank.0].host)
+                    .find_map(|rank| all[rank].trouble.as_ref().or(troubles[rank].as_ref()))
                     .map_or(
                         "neither can reach the other's Unix socket, or it was told to use TCP",
                         String::as_str,

@@ -24,7 +24,9 @@
 //! each chunk, so there is none.
 //!
 //! Ranks that disagree on what they are doing learn it in the operation where they do: every pair of ranks exchanges
-//! headers in it, or, in halving, every rank waits for every other through a chain of ranks that do (`halving.rs`).
+//! headers in it, or, in halving and over several hosts, every rank waits for every other through a chain of ranks that do.
+//! Where such chains close to a ring in which no two ranks that disagree ever face each other, the wire finds out within
+//! a second by looking at the frames that others have sent.
 
 use std::time::Duration;
 
@@ -106,8 +108,8 @@ impl Collectives {
         }
     }
 
-    /// The same with one algorithm for every `all_reduce`, whatever it costs; `None` chooses by cost again. All ranks
-    /// must have the same.
+    /// The same with one algorithm for every `all_reduce` over a wire that connects all ranks, whatever it costs; `None`
+    /// chooses by cost again. All ranks must have the same. Ranks that share memory have a way of their own.
     ///
     /// # Errors
     /// `Config` for an algorithm that is not defined for this number of ranks.
@@ -190,6 +192,10 @@ impl Collectives {
             Some(hosts) => run(Road::Hosts(hosts, &mut exchange), &mut self.scratch),
             None => run(Road::Wire(&mut exchange), &mut self.scratch),
         };
+        if let (Err(error), Some(Hosts { board: Some(board), .. })) = (&result, &self.hosts) {
+            // Whatever it was, peers wait on the board for a step that does not come.
+            board.fail(error.clone());
+        }
         self.failed = result.as_ref().err().cloned();
         result
     }

@@ -24,7 +24,7 @@ const HEAD: usize = 64;
 /// A number of this rank's own, in operations that have one.
 const NUMBER: Range<usize> = Header::SIZE..Header::SIZE + size_of::<u64>();
 /// Parts of a place begin at multiples of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// Bytes up to which everybody reads everything, in one step, rather than chunks and then sums, in two: reading costs
 /// `(N - 1) n` instead of `2 n (N - 1) / N`, a step costs what some KiB cost.

@@ -119,6 +119,15 @@ impl Header {
         self.magic == MAGIC
     }
 
+    /// Whether a frame with header `other`, found with a rank that is not its turn yet, shows that the rank is out of
+    /// step: in another operation of the same number, or still in an earlier one. It may be ahead.
+    pub(crate) fn contradicts(&self, other: &Header) -> bool {
+        let of_operation = |header: &Header| Self { phase: 0, body: 0, ..*header };
+        !other.is_valid()
+            || other.sequence < self.sequence
+            || (other.sequence == self.sequence && of_operation(self) != of_operation(other))
+    }
+
     /// The error for a frame of `peer` that has header `got` where this rank, `me`, expected `self`.
     pub fn mismatch(&self, me: Rank, peer: Rank, got: &Header) -> Error {
         if !got.is_valid() {

@@ -137,6 +137,13 @@ impl LoopbackTransport {
                     format!("{} waited {:?} for {from} in {expect}", self.rank, deadline.limit()),
                 ));
             }
+            for (peer, frames) in inbox.frames.iter().enumerate() {
+                if let Some(frame) = frames.front()
+                    && expect.contradicts(&frame.header)
+                {
+                    return Err(expect.mismatch(self.rank, Rank(peer), &frame.header));
+                }
+            }
             let left = deadline.remaining();
             inbox = mailbox.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }

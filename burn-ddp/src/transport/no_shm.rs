@@ -27,7 +27,7 @@ impl CallerBusy {
 
 /// The ranks that share a board.
 #[derive(Clone, Debug)]
-pub struct BoardPlan {
+pub(crate) struct BoardPlan {
     /// In ascending order.
     pub members: Vec<Rank>,
     /// Cores on which at least one of them may run.
@@ -41,28 +41,31 @@ impl BoardPlan {
     }
 }
 
-/// What a rank would tell its peers of its [`Door`].
+/// What a rank of another system tells its peers of its door: ranks of both may be in one group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Offer(());
+pub(crate) struct Offer {
+    name: String,
+    nonce: [u8; 16],
+}
 
 /// A way to this rank's memory: there is none.
-pub struct Door(Infallible);
+pub(crate) struct Door(Infallible);
 
 /// A connection to a [`Door`].
-pub struct Visit(Infallible);
+pub(crate) struct Visit(Infallible);
 
 /// Memory that ranks share.
-pub struct Board(Infallible);
+pub(crate) struct Board(Infallible);
 
 /// A turn on a [`Board`].
-pub struct Turn<'a>(Infallible, PhantomData<&'a mut Board>);
+pub(crate) struct Turn<'a>(Infallible, PhantomData<&'a mut Board>);
 
 /// The places on a [`Board`].
 #[derive(Clone, Copy)]
-pub struct Places<'a>(Infallible, PhantomData<&'a [u8]>);
+pub(crate) struct Places<'a>(Infallible, PhantomData<&'a [u8]>);
 
 /// Connects to a door.
-pub fn knock(_offer: &Offer) -> Result<Visit> {
+pub(crate) fn knock(_offer: &Offer) -> Result<Visit> {
     absent()
 }
 

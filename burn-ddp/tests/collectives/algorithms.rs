@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use burn_ddp::collective::{Algorithm, Collectives, tree_reduce};
 use burn_ddp::dtype::{DType, ReduceOp};
 use burn_ddp::transport::OpKind;
-use burn_ddp::{ErrorKind, Rank, Result};
+use burn_ddp::{Error, ErrorKind, Rank, Result};
 use half::f16;
 
 use crate::reference::{Buffer, input, reference};
@@ -265,5 +265,23 @@ fn times_of_the_algorithms_over_sockets() {
                 columns[0][index], columns[1][index], columns[2][index]
             );
         }
+    }
+}
+
+/// With recursive halving they would wait for each other in a ring in which no two that disagree face each other.
+#[test]
+fn halves_of_the_world_in_different_operations_are_told() {
+    for wires in WIRES {
+        let began = Instant::now();
+        let outcomes = outcomes_with(Some(Algorithm::Halving), wires(8), |ranks| {
+            if ranks.rank().0 >= 4 {
+                return ranks.barrier();
+            }
+            ranks.all_reduce(DType::F32, ReduceOp::Sum, &mut [Buffer::zeroed(36_000).bytes_mut()])
+        });
+        assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
+        let told = outcomes.iter().flat_map(|outcome| outcome.as_ref().err());
+        assert!(told.map(Error::kind).any(|kind| kind == ErrorKind::Mismatch), "{outcomes:?}");
+        assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     }
 }

@@ -21,7 +21,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
 use super::memory::SharedMemory;
-use super::{Board, BoardPlan, CallerBusy};
+use super::{Board, BoardPlan, CallerBusy, NAP};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::transport::Liveness;
@@ -31,19 +31,19 @@ const NONCE: usize = 16;
 
 /// What a rank tells its peers of its [`Door`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Offer {
+pub(crate) struct Offer {
     name: String,
     nonce: [u8; NONCE],
 }
 
 /// A socket at which the ranks of this host can ask for the memory.
-pub struct Door {
+pub(crate) struct Door {
     socket: OwnedFd,
     offer: Offer,
 }
 
 /// A connection to another rank's [`Door`].
-pub struct Visit {
+pub(crate) struct Visit {
     socket: OwnedFd,
     nonce: [u8; NONCE],
 }
@@ -98,13 +98,17 @@ impl Door {
         let memory = SharedMemory::reserve(plan.bytes())?;
         let mut missing = plan.members.len() - 1;
         while missing > 0 {
-            ready(&self.socket, deadline)?;
+            ready(&self.socket, &plan, &liveness, deadline)?;
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let visitor = match accept_with(&self.socket, flags) {
                 Ok(visitor) => visitor,
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => return Err(failed("accept a visitor")(error)),
             };
+            let known = rustix::net::sockopt::socket_peercred(&visitor);
+            if !known.is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
+                continue;
+            }
             missing -= usize::from(self.hand_out(&visitor, &memory, deadline)?);
         }
         Ok(Board::new(plan, 0, memory, liveness, caller))
@@ -114,7 +118,9 @@ impl Door {
     fn hand_out(&self, visitor: &OwnedFd, memory: &SharedMemory, deadline: Deadline) -> Result<bool> {
         // A member has said the nonce as it knocked; nobody else is waited for.
         let limit = deadline.remaining().min(Duration::from_secs(1));
-        if ready(visitor, Deadline::after(limit)).is_err() {
+        let mut fds = [PollFd::new(visitor, PollFlags::IN)];
+        wait(&mut fds, limit)?;
+        if fds[0].revents().is_empty() {
             return Ok(false);
         }
         let mut said = [0u8; NONCE];
@@ -139,7 +145,7 @@ impl Door {
 ///
 /// # Errors
 /// Whatever keeps this process from it; then its rank is on another host, as far as shared memory goes.
-pub fn knock(offer: &Offer) -> Result<Visit> {
+pub(crate) fn knock(offer: &Offer) -> Result<Visit> {
     let call = || {
         let socket = socket()?;
         connect(&socket, &SocketAddrUnix::new_abstract_name(offer.name.as_bytes())?)?;
@@ -163,7 +169,7 @@ impl Visit {
         caller: CallerBusy,
         deadline: Deadline,
     ) -> Result<Board> {
-        ready(&self.socket, deadline)?;
+        ready(&self.socket, &plan, &liveness, deadline)?;
         let mut said = [0u8; NONCE];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -184,18 +190,23 @@ impl Visit {
     }
 }
 
-/// Waits until `socket` has something to read.
-fn ready(socket: &OwnedFd, deadline: Deadline) -> Result<()> {
+/// Waits until `socket`, which belongs to the board of `plan`, has something to read.
+fn ready(socket: &OwnedFd, plan: &BoardPlan, liveness: &Liveness, deadline: Deadline) -> Result<()> {
     loop {
+        liveness.check()?;
+        if deadline.passed() {
+            let ranks: Vec<String> = plan.members.iter().map(ToString::to_string).collect();
+            let text = format!(
+                "shared memory: {} did not all come to it within {:?}",
+                ranks.join(", "),
+                deadline.limit()
+            );
+            return Err(Error::new(ErrorKind::Timeout, text));
+        }
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
-        wait(&mut fds, deadline.remaining())?;
+        wait(&mut fds, deadline.remaining().min(NAP))?;
         if !fds[0].revents().is_empty() {
             return Ok(());
-        }
-        if deadline.passed() {
-            let text =
-                format!("shared memory: no word from a rank of this host within {:?}", deadline.limit());
-            return Err(Error::new(ErrorKind::Timeout, text));
         }
     }
 }

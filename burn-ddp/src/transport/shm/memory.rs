@@ -9,7 +9,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create,
+};
+use rustix::io::retry_on_intr;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Result};
@@ -39,7 +42,8 @@ impl SharedMemory {
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("burn-ddp", flags).map_err(failed)?;
-        fallocate(&file, FallocateFlags::empty(), 0, bytes as u64).map_err(failed)?;
+        let reserve = || fallocate(&file, FallocateFlags::empty(), 0, bytes as u64);
+        retry_on_intr(reserve).map_err(failed)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
         Self::map(file, bytes)
     }
@@ -53,6 +57,12 @@ impl SharedMemory {
             return Err(Error::config(format!(
                 "the shared memory has {size} bytes, but {bytes} were agreed on"
             )));
+        }
+        let seals = fcntl_get_seals(&file).map_err(failed)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(Error::config(
+                "the shared memory that was handed out is not sealed: its size could change",
+            ));
         }
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping where the kernel finds room, of a file of that size, which cannot shrink.
@@ -92,8 +102,14 @@ fn available() -> Option<u64> {
             let text = std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?;
             text.trim().parse::<u64>().ok()
         };
-        // "max" is no number, and no limit.
-        Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+        // Files that were read count as used, but make room. "max" is no number, and no limit.
+        let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
+        let of = |name: &str| {
+            let line = stat.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0)
+        };
+        let used = number("memory.current")?.saturating_sub(of("inactive_file ") + of("active_file "));
+        Some(number("memory.max")?.saturating_sub(used))
     };
     [host(), container()].into_iter().flatten().min()
 }

@@ -11,7 +11,7 @@
 //! nobody publishes step s before it has read step s - 1 and all before it. A [`Turn`] borrows the board, so the compiler keeps each rank to its half of that.
 //!
 //! The ranks of a host find each other by an abstract Unix socket (`meet.rs`), over which the memory is handed out:
-//! whoever can connect to it runs on the same kernel and in the same network namespace, whatever its host name says.
+//! whoever can connect to it runs on the same kernel and in the same network namespace.
 //! The socket is closed afterwards. That a peer has died is told by the control channel's connection, which the kernel
 //! closes with the process, and a rank that waits here looks at [`Liveness`] at least every [`NAP`].
 #![allow(unsafe_code)]
@@ -27,7 +27,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-pub use meet::{Door, Offer, Visit, knock};
+pub(crate) use meet::{Door, Offer, Visit, knock};
 pub use patience::CallerBusy;
 
 use handoff::Line;
@@ -50,7 +50,7 @@ const PLACES: usize = 4;
 
 /// The ranks that share a board and how it is laid out; equal on all of them.
 #[derive(Clone, Debug)]
-pub struct BoardPlan {
+pub(crate) struct BoardPlan {
     /// In ascending order.
     pub members: Vec<Rank>,
     /// Cores on which at least one of them may run.
@@ -63,8 +63,9 @@ impl BoardPlan {
     fn place(&self) -> usize {
         const MOST: usize = 256 << 10;
         let share = (8 << 20) / (PLACES * self.members.len().max(1));
-        // A page more, for what stands in front of the data.
-        (MOST.min(share) / PAGE).max(1) * PAGE + PAGE
+        // A cache line for each member at least, and a page more for what stands in front of the data.
+        let least = (self.members.len() * size_of::<Line>()).next_multiple_of(PAGE);
+        (MOST.min(share) / PAGE * PAGE).max(least) + PAGE
     }
 
     fn lines(&self) -> usize {
@@ -78,7 +79,7 @@ impl BoardPlan {
 }
 
 /// One rank's view of the memory that it shares with others. See the [module documentation](self).
-pub struct Board {
+pub(crate) struct Board {
     plan: BoardPlan,
     place: usize,
     me: usize,
@@ -115,6 +116,7 @@ impl Board {
         liveness: Liveness,
         caller: CallerBusy,
     ) -> Self {
+        assert!(me < plan.members.len(), "member {me} of {}", plan.members.len());
         let patience = Patience::new(plan.cores, plan.members.len(), caller);
         let place = plan.place();
         Self { plan, place, me, step: 0, settled: true, liveness, patience, start, _memory: memory }
@@ -168,12 +170,13 @@ impl Board {
             return Ok(());
         }
         loop {
-            self.liveness.check()?;
+            let cause = self.liveness.check();
             let left = matches!(self.liveness.peer(peer), PeerState::Finished);
-            // In this order: who has left has published before that.
+            // In this order: who has left, or ended the group, has published before that what it could.
             if line.has_reached(self.step) {
                 return Ok(());
             }
+            cause?;
             if left {
                 return Err(self.liveness.closed_by(peer, deadline));
             }
@@ -192,7 +195,7 @@ impl Board {
     }
 
     fn line(&self, member: usize) -> &Line {
-        debug_assert!(member < self.plan.members.len());
+        assert!(member < self.plan.members.len(), "member {member} of {}", self.plan.members.len());
         // SAFETY: lines stand at the beginning, one for each member, aligned and zeroed, and are only used by reference.
         unsafe { self.start.cast::<Line>().add(member).as_ref() }
     }
@@ -207,7 +210,7 @@ impl Board {
 }
 
 /// All members have published as many steps as this rank; see [`Board::turn`].
-pub struct Turn<'a> {
+pub(crate) struct Turn<'a> {
     board: &'a mut Board,
 }
 
@@ -239,7 +242,7 @@ impl Turn<'_> {
 
 /// The places of all members in one step.
 #[derive(Clone, Copy)]
-pub struct Places<'a> {
+pub(crate) struct Places<'a> {
     board: &'a Board,
     step: u32,
     life: PhantomData<&'a [u8]>,
@@ -353,5 +356,8 @@ pub(crate) mod tests {
             let plan = BoardPlan { members: (0..ranks).map(Rank).collect(), cores: 1 };
             assert!(plan.bytes() <= 10 << 20 && plan.place() >= 32 << 10, "{ranks}: {}", plan.bytes());
         }
+        // A cache line for each peer, however many there are.
+        let plan = BoardPlan { members: (0..1024).map(Rank).collect(), cores: 1 };
+        assert!(plan.place() - PAGE >= 1023 * 64, "{}", plan.place());
     }
 }

@@ -30,6 +30,10 @@ use crate::rank::Rank;
 /// How long a closed connection waits for the control channel to say why it was closed.
 const EXPLANATION: Duration = Duration::from_secs(1);
 
+/// How long a wait lasts before it looks at the frames of ranks that are not its turn. Ranks in different operations may
+/// wait for each other in a ring in which no two have met; the frames that they have sent tell.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
+
 /// A [`Transport`] over TCP connections.
 ///
 /// The first error ends it: a frame may be half through, so every later call returns the same cause, and the
@@ -104,7 +108,8 @@ impl TcpTransport {
             incoming =
                 self.peers[from.0].as_ref().map(|stream| (from, Incoming::new(stream, expect, body, front)));
         }
-        let drive = Drive { me: self.me, liveness: &self.liveness, wake: &self.wake, outgoing, incoming };
+        let (peers, liveness, wake) = (&self.peers[..], &self.liveness, &self.wake);
+        let drive = Drive { me: self.me, peers, liveness, wake, outgoing, incoming };
         drive.run(deadline).map_err(|error| {
             self.liveness.fail(error.clone());
             self.liveness.cause().unwrap_or(error)
@@ -152,6 +157,7 @@ impl Transport for TcpTransport {
 /// One call of the transport while it lasts.
 struct Drive<'a, 'b> {
     me: Rank,
+    peers: &'a [Option<TcpStream>],
     liveness: &'a Liveness,
     wake: &'a Wake,
     outgoing: Option<(Rank, Outgoing<'a>)>,
@@ -197,11 +203,35 @@ impl Drive<'_, '_> {
         if let (Some((_, frame)), Step::Blocked) = (&self.incoming, into) {
             fds.push(PollFd::new(frame.stream, PollFlags::IN));
         }
-        wait(&mut fds, deadline.remaining())?;
-        match fds[0].revents().is_empty() {
-            true => Ok(()),
-            false => self.liveness.check(),
+        wait(&mut fds, deadline.remaining().min(LOOK_AROUND))?;
+        if !fds[0].revents().is_empty() {
+            return self.liveness.check();
         }
+        if fds.iter().all(|fd| fd.revents().is_empty()) {
+            return self.look_around();
+        }
+        Ok(())
+    }
+
+    /// Looks whether a rank whose turn it is not has sent a frame of another operation.
+    fn look_around(&self) -> Result<()> {
+        let expected = self.incoming.as_ref().map(|(_, frame)| *frame.expect);
+        let own = expected.or_else(|| self.outgoing.as_ref().map(|(_, frame)| *frame.header));
+        let Some(own) = own else { return Ok(()) };
+        // The frame that is being received may be half through: what stands first there need not be a header.
+        let current = self.incoming.as_ref().map(|(from, _)| *from);
+        for (rank, stream) in self.peers.iter().enumerate() {
+            let (peer, Some(stream)) = (Rank(rank), stream) else { continue };
+            let mut bytes = [0; Header::SIZE];
+            // Whatever else stands there, an end or an error, is met when it is that rank's turn.
+            if Some(peer) != current && stream.peek(&mut bytes).is_ok_and(|count| count == bytes.len()) {
+                let got: Header = bytemuck::pod_read_unaligned(&bytes);
+                if own.contradicts(&got) {
+                    return Err(own.mismatch(self.me, peer, &got));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn explain(&self, peer: Rank, header: &Header, fault: Fault) -> Error {

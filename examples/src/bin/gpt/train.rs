@@ -72,12 +72,10 @@ pub(crate) fn train<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan:
         clip => ReplicaOptions::new().with_clip_norm(clip),
     };
     let options = match args.reproducible {
-        true => {
-            let any = Reproducibility::AnyWorldSize { seed: args.seed };
-            options.with_accumulation(plan.accumulation).with_reproducibility(any)
-        }
+        true => options.with_reproducibility(Reproducibility::AnyWorldSize { seed: args.seed }),
         false => options,
     };
+    let options = options.with_accumulation(plan.accumulation);
     // From here on every rank holds rank 0's weights.
     let (mut model, mut replica) = Replica::new(model, group, options)?;
     if args.dropout > 0.0 && !args.reproducible && !root {
