@@ -85,6 +85,8 @@ impl<B: Backend> Unconnected<B> {
             splits: AtomicUsize::new(0),
             #[cfg(any(feature = "train", feature = "overlap"))]
             in_backward: Arc::default(),
+            #[cfg(feature = "overlap")]
+            turns: super::turn::Turns::default(),
             #[cfg(feature = "train")]
             attached: attached::Attached::default(),
             connected,

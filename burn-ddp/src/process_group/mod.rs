@@ -33,10 +33,14 @@ mod kind;
 mod split;
 mod stats;
 mod thread;
+#[cfg(feature = "overlap")]
+mod turn;
 mod work;
 
 pub use kind::GroupKind;
 pub use stats::{GroupStats, OpStats};
+#[cfg(feature = "overlap")]
+pub(crate) use turn::Turn;
 pub use work::Work;
 
 use connect::Unconnected;
@@ -68,6 +72,9 @@ struct Inner<B: Backend> {
     /// Held by everybody else whose collectives run during backward passes.
     #[cfg(any(feature = "train", feature = "overlap"))]
     in_backward: Arc<()>,
+    /// Who sends during a backward pass.
+    #[cfg(feature = "overlap")]
+    turns: turn::Turns,
     #[cfg(feature = "train")]
     attached: attached::Attached,
     /// `None` in a world of one.
@@ -204,10 +211,10 @@ impl<B: Backend> ProcessGroup<B> {
         Arc::strong_count(&self.0.in_backward) > 1
     }
 
-    /// Counts a collective that was called while a backward pass ran.
+    /// The right to send while a backward pass runs, unless another has it.
     #[cfg(feature = "overlap")]
-    pub(crate) fn count_in_backward(&self) {
-        self.0.counters.in_backward();
+    pub(crate) fn take_turn(&self) -> Option<Turn> {
+        self.0.turns.take()
     }
 
     /// What a floor above keeps for as long as the group lives: one value of each type, made when first asked for.

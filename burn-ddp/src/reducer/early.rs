@@ -14,6 +14,8 @@ use super::ahead::Expected;
 use super::{GradientReduction, Reducer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
+#[cfg(feature = "overlap")]
+use crate::process_group::Turn;
 
 /// Buckets of gradients since a replica was made. The last bucket of an optimizer step, in which the loss travels, is
 /// always sent after the backward pass.
@@ -41,6 +43,9 @@ pub(super) struct Early<B: Backend> {
     taken: Vec<bool>,
     /// The weight they were taken with.
     weight: Option<f64>,
+    /// Held from the first gradient that is taken until the rest is sent.
+    #[cfg(feature = "overlap")]
+    turn: Option<Turn>,
     /// What went wrong where no error could be returned.
     failed: Option<Error>,
 }
@@ -55,6 +60,8 @@ impl<B: Backend> Early<B> {
             open: None,
             taken: vec![false; params],
             weight: None,
+            #[cfg(feature = "overlap")]
+            turn: None,
             failed: None,
         }
     }
@@ -105,6 +112,13 @@ impl<B: Backend> Early<B> {
         self.open = None;
         self.taken.fill(false);
         self.failed = None;
+        self.end_turn();
+    }
+
+    /// Lets others send: the rest of the buckets is sent now, or nothing is any more.
+    pub(super) fn end_turn(&mut self) {
+        #[cfg(feature = "overlap")]
+        drop(self.turn.take());
     }
 }
 
@@ -159,6 +173,17 @@ impl<B: Backend> Reducer<B> {
 }
 
 #[cfg(feature = "overlap")]
+impl<B: Backend> Early<B> {
+    /// Whether it is this one's turn to send over its group; takes it where it is nobody's.
+    fn has_turn(&mut self) -> bool {
+        if self.turn.is_none() {
+            self.turn = self.group.as_ref().and_then(ProcessGroup::take_turn);
+        }
+        self.turn.is_some()
+    }
+}
+
+#[cfg(feature = "overlap")]
 impl<B: Backend> Reducer<B> {
     /// A backward pass begins that reaches marked parameters. `alone`: of no other replica.
     pub(super) fn begin(&mut self, alone: bool) {
@@ -176,7 +201,7 @@ impl<B: Backend> Reducer<B> {
         let Some(Expected(weight)) = self.early.open else { return };
         let (shape, spec) = (gradient.shape(), &self.specs[index]);
         let fits = shape.to_vec() == spec.shape && shape.num_elements() > 0;
-        if !fits || !self.early.leaves[index] || self.early.taken[index] {
+        if !fits || !self.early.leaves[index] || self.early.taken[index] || !self.early.has_turn() {
             return;
         }
         let empty = burn::tensor::Shape::from(vec![0; spec.shape.len()]);
@@ -196,11 +221,11 @@ impl<B: Backend> Reducer<B> {
             && self.flight.sent() + 1 < self.plan.buckets.len()
             && bucket.params.iter().all(|index| self.early.taken[*index])
             && self.flight.has_room()
+            && let Some(turn) = &self.early.turn
         {
             let list = self.list(self.flight.sent(), &mut gradients, &group);
-            self.flight.send(&group, list);
+            self.flight.push(group.all_reduce_in_backward(list, turn));
             self.stats.in_backward += 1;
-            group.count_in_backward();
         }
         self.window.closed = gradients;
     }

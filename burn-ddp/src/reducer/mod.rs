@@ -206,6 +206,7 @@ impl<B: Backend> Reducer<B> {
         self.expect_micro_steps(self.window.micro_steps(), |given, expected| given == expected)?;
         let mut window = std::mem::replace(&mut self.window, Window::new(self.specs.len(), self.order));
         let flight = self.flight.take();
+        self.early.end_turn();
         self.ahead.ended();
         self.stats.steps += 1;
         let numbers = self.order.total(&window.numbers(self.reduction)?, self.tail_dtype());

@@ -5,14 +5,14 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn_ddp::nn::SyncGroup;
-use burn_ddp::{GradientReduction, MicroStep, ProcessGroup, Replica, Result};
+use burn_ddp::{GradientReduction, MicroStep, ProcessGroup, ReduceOp, Replica, ReplicaOptions, Result};
 
 use crate::harness::{Case, Launch, argument};
 use crate::leaving::seed;
 use crate::setup::*;
 
 pub const CASES: &[(&str, Case)] =
-    &[("two replicas", two_replicas), ("weights", weights), ("layers", layers), ("checked", checked)];
+    &[("two replicas", two_replicas), ("twins", twins), ("weights", weights), ("layers", layers), ("checked", checked)];
 
 fn group() -> Result<ProcessGroup<G>> {
     ProcessGroup::from_env(&Default::default())
@@ -75,6 +75,59 @@ fn a_backward_pass_through_two_replicas_is_reduced_afterwards() {
 fn a_frozen_copy_of_the_other_model_lets_both_overlap() {
     // Three of four buckets, in all steps but the first.
     assert_eq!(Launch::new("two replicas", 2).argument("frozen").succeed(), ["(15, 15)", "(15, 15)"]);
+}
+
+/// Two models of equal sizes: both backward passes, and then what the argument says.
+fn twins() -> Result<String> {
+    let group = group()?;
+    let mut ends = Vec::new();
+    let mut early = Vec::new();
+    for overlap in [true, false] {
+        let options =
+            ReplicaOptions::new().with_bucket_bytes(1).with_buckets_in_flight(1).with_overlap(overlap);
+        let (mut one, mut of_one) = Replica::new(Chain::new(), &group, options.clone())?;
+        let (mut other, mut of_other) = Replica::new(Chain::new(), &group, options)?;
+        let (mut optimizer_1, mut optimizer_2) = (SgdConfig::new().init(), SgdConfig::new().init());
+        for step in 0..STEPS {
+            let rank = group.rank();
+            let pause = |layer: usize| ((rank.0 * 7 + step * 5 + layer * 3) % 4) as u64 * 2;
+            let first = micro_step(one.loss(seed(rank, step, 0), pause), &one);
+            let second = micro_step(other.loss(seed(rank, step, 1), pause), &other);
+            let (first, second) = match argument().as_str() {
+                "in order" => {
+                    let first = of_one.reduce(&one, first)?;
+                    (first, of_other.reduce(&other, second)?)
+                }
+                "reversed" => {
+                    let second = of_other.reduce(&other, second)?;
+                    (of_one.reduce(&one, first)?, second)
+                }
+                _ => {
+                    group.all_reduce(Tensor::<G, 1>::ones([2], &Default::default()), ReduceOp::Sum).wait()?;
+                    (of_one.reduce(&one, first)?, of_other.reduce(&other, second)?)
+                }
+            };
+            one = optimizer_1.step(0.1, one, first.grads);
+            other = optimizer_2.step(0.1, other, second.grads);
+        }
+        of_one.verify(&one)?;
+        of_other.verify(&other)?;
+        ends.push((one.bits(), other.bits()));
+        early.push((of_one.overlap().in_backward, of_other.overlap().in_backward));
+    }
+    assert_eq!(ends[0], ends[1], "overlap changes numbers");
+    assert!(early[0].0 > 0, "nothing left early");
+    Ok(format!("{} {:?}", early[0].1, early[1]))
+}
+
+#[test]
+fn one_replica_at_a_time_sends_in_its_backward_pass() {
+    assert_eq!(Launch::new("twins", 2).argument("in order").succeed(), vec!["0 (0, 0)"; 2]);
+    for argument in ["reversed", "all_reduce"] {
+        for outcome in Launch::new("twins", 2).argument(argument).run() {
+            outcome.failed_saying(&["all_reduce was called after gradient buckets", "with_overlap(false)"]);
+        }
+    }
 }
 
 /// Ranks and micro-steps count differently; in odd steps the last micro-step of rank 1 has no items.
