@@ -42,6 +42,7 @@ impl Ahead {
     }
 
     /// Whether the next micro-step is expected to be the window's last.
+    #[cfg(any(test, feature = "overlap"))]
     pub(super) fn is_last(&self) -> bool {
         let length = self.told.or(self.longest);
         self.last.unwrap_or_else(|| length.is_some_and(|length| self.micro_steps + 1 == length))

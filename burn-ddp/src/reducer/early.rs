@@ -123,11 +123,6 @@ impl<B: Backend> Early<B> {
 }
 
 impl<B: Backend> Reducer<B> {
-    /// Whether gradients of the next backward pass may leave early, as far as can be said before it.
-    pub(crate) fn wants_marks(&self) -> bool {
-        self.early.group.is_some() && self.ahead.is_last()
-    }
-
     /// The error that could not be returned where it happened, if there is one.
     pub(crate) fn check(&mut self) -> Result<()> {
         self.early.failed.take().map_or(Ok(()), Err)

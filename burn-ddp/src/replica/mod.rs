@@ -158,7 +158,7 @@ impl<B: AutodiffBackend> Replica<B> {
         let refused = self.reducer.lock().refuse_after_sending();
         let added = refused.and_then(|()| self.add(model, micro_step.into()));
         added.map_err(|error| self.give_up(error))?;
-        self.mark_if_last(model);
+        self.mark(model);
         self.seed_next();
         Ok(())
     }
@@ -187,7 +187,7 @@ impl<B: AutodiffBackend> Replica<B> {
         self.steps += 1;
         let reduced = reduced.map_err(|error| self.give_up(error))?;
         // For parameters that the optimizer leaves as they are.
-        self.mark_if_last(model);
+        self.mark(model);
         self.seed_next();
         Ok(reduced)
     }

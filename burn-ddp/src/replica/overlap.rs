@@ -33,7 +33,7 @@ impl<B: AutodiffBackend> Replica<B> {
     /// from a record, an optimizer that is none of Burn's, or another backward pass through the same parameters.
     pub fn mark<M: AutodiffModule<B>>(&self, model: &M) {
         #[cfg(feature = "overlap")]
-        if self.overlaps() {
+        if self.group.is_connected() {
             marks::visit::<B, M>(model);
         }
         let _ = model;
@@ -49,15 +49,8 @@ impl<B: AutodiffBackend> Replica<B> {
     ) -> Result<()> {
         self.reducer.lock().expect_last(last);
         weight.map_or(Ok(()), |weight| self.expect_weight(weight))?;
-        self.mark_if_last(model);
+        self.mark(model);
         Ok(())
-    }
-
-    pub(super) fn mark_if_last<M: AutodiffModule<B>>(&self, model: &M) {
-        let wanted = self.reducer.lock().wants_marks();
-        if wanted {
-            self.mark(model);
-        }
     }
 
     /// Whether buckets may leave during backward passes: where that is wanted, where anything is sent at all, and where
@@ -67,10 +60,11 @@ impl<B: AutodiffBackend> Replica<B> {
         self.options.overlap && self.group.is_connected() && self.plan.buckets.len() > 1
     }
 
-    /// Asks for the gradients of `model`, and returns it with its parameters marked.
+    /// Claims the parameters of `model`, and returns it with them marked. Without buckets that leave early too: a backward
+    /// pass through this model and another is no pass of the other alone.
     #[cfg(feature = "overlap")]
     pub(super) fn begin_overlap<M: AutodiffModule<B>>(&self, model: M) -> M {
-        if !self.overlaps() {
+        if !self.group.is_connected() {
             return model;
         }
         crate::reducer::sinks::claim(self.ids.iter().map(burn::module::ParamId::val), &self.reducer);

@@ -19,7 +19,8 @@ fn group() -> Result<ProcessGroup<G>> {
 }
 
 /// A generator and a critic, each with a replica: the generator's loss passes through the critic, whose gradients in
-/// that backward pass are nobody's. `frozen`: it passes through a copy of the critic that is not trained.
+/// that backward pass are nobody's. `frozen`: it passes through a copy of the critic that is not trained. `one bucket`,
+/// `afterwards`: nothing of the generator could leave early anyway.
 fn two_replicas() -> Result<String> {
     let group = group()?;
     let frozen = argument() == "frozen";
@@ -33,8 +34,13 @@ fn two_replicas() -> Result<String> {
             linear.bias = Some(burn::module::Param::from_tensor(filled([outputs], seed + 1)));
             linear
         };
+        let of_generator = match argument().as_str() {
+            "one bucket" => ReplicaOptions::new().with_overlap(overlap),
+            "afterwards" => options.clone().with_overlap(false),
+            _ => options.clone(),
+        };
         let (mut generator, mut of_generator) =
-            Replica::new(vec![linear(3, 4, 1), linear(4, 5, 3)], &group, options.clone())?;
+            Replica::new(vec![linear(3, 4, 1), linear(4, 5, 3)], &group, of_generator)?;
         let (mut critic, mut of_critic) =
             Replica::new(vec![linear(5, 6, 5), linear(6, 1, 7)], &group, options)?;
         let (mut optimizer_g, mut optimizer_c) = (SgdConfig::new().init(), SgdConfig::new().init());
@@ -68,7 +74,9 @@ fn two_replicas() -> Result<String> {
 
 #[test]
 fn a_backward_pass_through_two_replicas_is_reduced_afterwards() {
-    assert_eq!(Launch::new("two replicas", 2).argument("both").succeed(), ["(0, 0)", "(0, 0)"]);
+    for argument in ["both", "one bucket", "afterwards"] {
+        assert_eq!(Launch::new("two replicas", 2).argument(argument).succeed(), ["(0, 0)", "(0, 0)"], "{argument}");
+    }
 }
 
 #[test]
