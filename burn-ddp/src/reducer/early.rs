@@ -107,12 +107,13 @@ impl<B: Backend> Early<B> {
         Ok(())
     }
 
-    /// Forgets what was taken.
+    /// Forgets what was taken, and no error. Until that is returned nobody else can send: ranks may be out of step.
     pub(super) fn reset(&mut self) {
         self.open = None;
         self.taken.fill(false);
-        self.failed = None;
-        self.end_turn();
+        if self.failed.is_none() {
+            self.end_turn();
+        }
     }
 
     /// Lets others send: the rest of the buckets is sent now, or nothing is any more.
@@ -154,7 +155,6 @@ impl<B: Backend> Reducer<B> {
     /// Forgets the window. What has been sent of it cannot be taken back: then the next call is an error.
     pub(crate) fn discard(&mut self) {
         let sent = self.flight.sent();
-        self.reset();
         if sent > 0 {
             self.early.fail(Error::new(
                 ErrorKind::Mismatch,
@@ -164,6 +164,7 @@ impl<B: Backend> Reducer<B> {
                 ),
             ));
         }
+        self.reset();
     }
 }
 
