@@ -17,6 +17,10 @@ use crate::process_group::ProcessGroup;
 #[cfg(feature = "overlap")]
 use crate::process_group::Turn;
 
+/// What errors of gradients that were taken say, for programs that cannot do what else they say.
+pub(crate) const TURN_OFF: &str = "turn overlap off by `ReplicaOptions::with_overlap(false)` (with a Learner by \
+     `DdpStrategy::with_replica(ReplicaOptions::new().with_overlap(false))`)";
+
 /// Buckets of gradients since a replica was made. The last bucket of an optimizer step, in which the loss travels, is
 /// always sent after the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,8 +104,7 @@ impl<B: Backend> Early<B> {
         if weight == 0.0 || (reduction == GradientReduction::Mean && weight != weighed) {
             return Err(Error::config(format!(
                 "the micro-step has weight {weight}, but its gradients were taken with weight {weighed} in the backward \
-                 pass: call `Replica::expect_weight({weight})` before it, or turn overlap off by \
-                 `ReplicaOptions::with_overlap(false)`"
+                 pass: call `Replica::expect_weight({weight})` before it, or {TURN_OFF}"
             )));
         }
         Ok(())
@@ -140,8 +143,8 @@ impl<B: Backend> Reducer<B> {
             0 => Ok(()),
             sent => Err(Error::config(format!(
                 "no_sync after {sent} gradient buckets were sent in the backward pass of micro-step {}, which was expected to \
-                 be the window's last: say how many a window has by `ReplicaOptions::with_accumulation`, or turn overlap off \
-                 by `with_overlap(false)`",
+                 be the window's last: say how many a window has by `ReplicaOptions::with_accumulation`, or, if windows grow, \
+                 {TURN_OFF}",
                 self.ahead.number()
             ))),
         }
@@ -160,7 +163,7 @@ impl<B: Backend> Reducer<B> {
                 ErrorKind::Mismatch,
                 format!(
                     "a window was discarded after {sent} of its gradient buckets were sent in the backward pass: call `reduce` \
-                     and leave the optimizer step out, or turn overlap off by `ReplicaOptions::with_overlap(false)`"
+                     and leave the optimizer step out, or {TURN_OFF}"
                 ),
             ));
         }

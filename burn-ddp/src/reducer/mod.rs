@@ -30,6 +30,7 @@ pub(crate) mod sinks;
 mod window;
 
 pub use early::OverlapStats;
+pub(crate) use early::TURN_OFF;
 pub(crate) use order::Order;
 
 use ahead::Ahead;

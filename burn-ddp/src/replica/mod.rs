@@ -21,7 +21,7 @@ use crate::norm;
 use crate::parameters;
 use crate::process_group::ProcessGroup;
 use crate::rank::Rank;
-use crate::reducer::{Reducer, Reduction, SharedReducer};
+use crate::reducer::{Reducer, Reduction, SharedReducer, TURN_OFF};
 
 mod agreement;
 mod buffers;
@@ -310,7 +310,7 @@ impl<B: AutodiffBackend> Replica<B> {
                 if shape.num_elements() == 0 {
                     return Err(Error::config(format!(
                         "the gradient of {spec} was taken in a backward pass of another micro-step: hand each micro-step \
-                         over once, or turn overlap off by `ReplicaOptions::with_overlap(false)`"
+                         over once, or {TURN_OFF}"
                     )));
                 }
                 return Err(Error::new(

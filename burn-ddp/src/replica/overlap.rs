@@ -8,7 +8,7 @@ use super::Replica;
 use super::marks;
 use crate::bucket::ParamSpec;
 use crate::error::{Error, Result};
-use crate::reducer::OverlapStats;
+use crate::reducer::{OverlapStats, TURN_OFF};
 
 impl<B: AutodiffBackend> Replica<B> {
     /// How many buckets were sent during backward passes, and how many after them.
@@ -77,7 +77,6 @@ pub(super) fn other_backward(spec: &ParamSpec, is_there: bool) -> Error {
     let what = if is_there { "is not empty" } else { "is missing" };
     Error::config(format!(
         "the gradient of {spec} was taken in a backward pass, and in the micro-step that was handed over it {what}: a \
-         micro-step is one backward pass, with all gradients of the model; for others turn overlap off by \
-         `ReplicaOptions::with_overlap(false)`"
+         micro-step is one backward pass, with all gradients of the model; for others {TURN_OFF}"
     ))
 }
