@@ -173,7 +173,12 @@ fn weighted_micro_steps_overlap_if_the_weight_is_told() {
 /// While layers of the group may communicate in the backward pass, buckets wait.
 fn layers() -> Result<String> {
     let group = group()?;
-    let sync = SyncGroup::new(&group);
+    // Those of a part hold back the whole's.
+    let part = match argument().as_str() {
+        "part" => group.split(Some(0), 0)?,
+        _ => None,
+    };
+    let sync = SyncGroup::new(part.as_ref().unwrap_or(&group));
     with_and_without(&group, Chain::new, one_bucket_each(), 1, |replica, model, step, micro| {
         let rank = replica.group().rank();
         let loss = model.loss(seed(rank, step, micro), |_| 0);
@@ -183,7 +188,9 @@ fn layers() -> Result<String> {
 
 #[test]
 fn buckets_wait_where_layers_communicate_in_the_backward_pass() {
-    assert_eq!(Launch::new("layers", 2).succeed(), vec![told(0, 0, PARAMS); 2]);
+    for argument in ["whole", "part"] {
+        assert_eq!(Launch::new("layers", 2).argument(argument).succeed(), vec![told(0, 0, PARAMS); 2]);
+    }
 }
 
 /// What else a replica sends comes after the buckets, however many left early.
