@@ -155,6 +155,22 @@ impl<B: Backend> Reducer<B> {
         self.stats
     }
 
+    /// What is wrong with leaving the group now: buckets that were sent and not reduced, of which other ranks may have sent
+    /// more or fewer.
+    pub(crate) fn left_behind(&mut self) -> Option<Error> {
+        let sent = self.flight.sent();
+        let dropped = (sent > 0).then(|| {
+            Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "a replica was dropped after {sent} of its gradient buckets were sent in the backward pass: call \
+                     `reduce` first, or {TURN_OFF}"
+                ),
+            )
+        });
+        self.early.failed.take().or(dropped)
+    }
+
     /// Forgets the window. What has been sent of it cannot be taken back: then the next call is an error.
     pub(crate) fn discard(&mut self) {
         let sent = self.flight.sent();

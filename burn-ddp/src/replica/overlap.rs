@@ -72,6 +72,16 @@ impl<B: AutodiffBackend> Replica<B> {
     }
 }
 
+impl<B: AutodiffBackend> Drop for Replica<B> {
+    fn drop(&mut self) {
+        let error = self.reducer.lock().left_behind();
+        // A panic ends the group by itself, with a better cause.
+        if let Some(error) = error.filter(|_| !std::thread::panicking()) {
+            self.group.fail(&error);
+        }
+    }
+}
+
 /// Gradients that were taken belong to one backward pass, and what came to the replica is not of that one alone.
 pub(super) fn other_backward(spec: &ParamSpec, is_there: bool) -> Error {
     let what = if is_there { "is not empty" } else { "is missing" };

@@ -44,6 +44,11 @@ fn mistake() -> Result<String> {
             replica.discard();
             group.barrier()?;
         }
+        "drop" => {
+            drop(one(&model, 1));
+            drop(replica);
+            group.barrier()?;
+        }
         "two passes" => {
             drop(one(&model, 1));
             replica.reduce(&model, one(&model, 2))?;
@@ -75,6 +80,7 @@ fn a_mistake_is_an_error_that_says_what_to_do() {
         ("discard", &["discarded after 9", "leave the optimizer step out"]),
         ("discard twice", &["discarded after 9", "leave the optimizer step out"]),
         ("discard and go on", &["barrier was called after gradient buckets", "with_overlap(false)"]),
+        ("drop", &["dropped after 9", "call `reduce` first"]),
         ("two passes", &["was taken in a backward pass", "is not empty", "with_overlap(false)"]),
         ("a part", &["was taken in a backward pass", "is missing"]),
     ];
