@@ -20,19 +20,20 @@ const STEPS: usize = 6;
 const FEATURES: usize = 5;
 const ANY: Reproducibility = Reproducibility::AnyWorldSize { seed: 11 };
 
+/// Buckets are sent from the last parameter to the first, and one that is not complete holds back those after it.
 #[derive(Module, Debug)]
 struct Model<B: Backend> {
+    /// Used by none.
+    unused: Param<Tensor<B, 1>>,
+    /// Used by some micro-batches alone.
+    some: Param<Tensor<B, 1>>,
+    /// Gets gradients of -0.0 from some micro-batches, and none from others.
+    some_negative: Param<Tensor<B, 1>>,
     hidden: Linear<B>,
     dropout: Dropout,
     out: Linear<B>,
-    /// Used by some micro-batches alone.
-    some: Param<Tensor<B, 1>>,
     /// Gets gradients of -0.0 from all micro-batches.
     negative: Param<Tensor<B, 1>>,
-    /// Gets gradients of -0.0 from some micro-batches, and none from others.
-    some_negative: Param<Tensor<B, 1>>,
-    /// Used by none.
-    unused: Param<Tensor<B, 1>>,
 }
 
 /// What is trained on, the same in every world.
@@ -73,14 +74,14 @@ impl<B: AutodiffBackend> Model<B> {
     fn new(dropout: f64, device: &B::Device) -> Self {
         let one = || Param::from_tensor(Tensor::ones([1], device));
         Self {
+            unused: one(),
+            some: one(),
+            some_negative: one(),
             // Lazy: their values are drawn when they are first looked at.
             hidden: LinearConfig::new(FEATURES, 16).init(device),
             dropout: DropoutConfig::new(dropout).init(),
             out: LinearConfig::new(16, 1).init(device),
-            some: one(),
             negative: one(),
-            some_negative: one(),
-            unused: one(),
         }
     }
 
@@ -133,6 +134,8 @@ fn train<I: Backend>(setting: Setting) -> Result<String> {
     // Other ranks start elsewhere: what they draw is rank 0's, or comes from the seeds of micro-steps.
     Autodiff::<Ddp<I>>::seed(&device, 5 + rank as u64);
     let options = ReplicaOptions::new().with_norm().with_accumulation(accumulation).with_reproducibility(ANY);
+    // One bucket a parameter, any number of them on their way: with the feature `overlap` they leave early.
+    let options = options.with_bucket_bytes(1).with_buckets_in_flight(100);
     let model = Model::<Autodiff<Ddp<I>>>::new(setting.dropout, &device);
     let (mut model, mut replica) = Replica::new(model, &group, options)?;
     let mut optimizer = AdamConfig::new().init();
@@ -147,11 +150,19 @@ fn train<I: Backend>(setting: Setting) -> Result<String> {
         for micro in own.start..own.end - 1 {
             replica.no_sync(&model, model.micro_step(setting, step, micro))?;
         }
+        let items = setting.items(step, own.end - 1);
+        if setting.weights && items > 0 {
+            replica.expect_weight(items as f64)?;
+        }
         let reduced = replica.reduce(&model, model.micro_step(setting, step, own.end - 1))?;
         let told = tell(&reduced, &model);
         model = optimizer.step(0.01, model, reduced.grads);
         lines.push(format!("{told} hash {:016x}", replica.parameter_hash(&model)?));
     }
+    // All but the parameters that not every micro-batch uses, in most steps.
+    let early = replica.overlap().in_backward;
+    let overlaps = cfg!(feature = "overlap") && group.world_size() > 1;
+    assert!(if overlaps { early >= 3 * 5 } else { early == 0 }, "{early} buckets left early");
     Ok(lines.join("\n"))
 }
 

@@ -91,7 +91,12 @@ where
     /// number of items, and so it has been.
     fn weight_ahead(&self, items: usize) -> Option<f64> {
         let known = <TrainOutputOf<LC> as DdpOutput>::WEIGHT_IS_ITEMS && self.weight_was_items == Some(true);
-        known.then_some(items as f64)
+        (known && !self.is_plain()).then_some(items as f64)
+    }
+
+    /// Alone and with one micro-step a window there is nothing to weigh, and every bit stays the plain loop's.
+    fn is_plain(&self) -> bool {
+        self.ddp.group.world_size() == 1 && self.accumulation == 1
     }
 
     fn optimize(&mut self, gradients: GradientsParams) -> Result<()> {
@@ -133,12 +138,10 @@ where
         let learner = &self.learner;
         let output = self.panics.guard("the training step", || learner.train_step(batch));
         let TrainOutput { grads, item } = output?;
-        // Alone and with one micro-step a window there is nothing to weigh, and every bit stays the plain loop's.
-        let plain = group.world_size() == 1 && self.accumulation == 1;
         let weight = self.panics.guard("the training output", || item.weight())?;
         self.weight_was_items = Some(self.weight_was_items != Some(false) && weight == items as f64);
         let micro_step = MicroStep::new(grads);
-        Ok((if plain { micro_step } else { micro_step.with_weight(weight) }, Some(item)))
+        Ok((if self.is_plain() { micro_step } else { micro_step.with_weight(weight) }, Some(item)))
     }
 
     /// Runs the step of a batch that is nobody's, for the layers of other ranks. Of the running states only those of

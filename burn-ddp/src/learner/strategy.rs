@@ -238,6 +238,8 @@ where
         let mut session = Session::new(ddp, replica, learner, events, interrupter.clone(), accumulation);
         let trained =
             session.train(names, train, valid, first_epoch..=num_epochs, &mut checkpointer, early_stopping);
+        // Before the replica, which may be in the middle of a backward pass, is dropped and finds another cause.
+        let trained = trained.inspect_err(|error| ddp.group.fail(error));
         let (learner, mut processor, store) = session.into_parts();
         // After a stop there may be metrics to come.
         let settled = panics.guard_threads("the metrics", || settle::<LC>(&mut processor));

@@ -60,6 +60,17 @@ impl<B: Backend> ProcessGroup<B> {
         self.list(Operation::AllReduce(op), tensors)
     }
 
+    /// The sums of a bucket's tensors, sent while a backward pass runs by whoever has the `turn`.
+    #[cfg(feature = "overlap")]
+    pub(crate) fn all_reduce_in_backward(
+        &self,
+        tensors: Vec<AnyTensor<B>>,
+        turn: &super::Turn,
+    ) -> Work<Vec<AnyTensor<B>>> {
+        self.0.counters.in_backward();
+        turn.send(|| self.all_reduce_list(tensors, ReduceOp::Sum))
+    }
+
     /// [`ProcessGroup::broadcast`] of several tensors of one dtype as one collective.
     pub fn broadcast_list(&self, tensors: Vec<AnyTensor<B>>, root: Rank) -> Work<Vec<AnyTensor<B>>> {
         self.list(Operation::Broadcast(root), tensors)
@@ -163,6 +174,8 @@ impl<B: Backend> ProcessGroup<B> {
         staged: Result<Staged>,
         finish: impl FnOnce(Staged) -> Result<T> + Send + 'static,
     ) -> Work<T> {
+        #[cfg(feature = "overlap")]
+        let staged = staged.and_then(|staged| self.0.turns.check(operation).map(|()| staged));
         let staged = match staged {
             Ok(staged) => staged,
             Err(error) => {

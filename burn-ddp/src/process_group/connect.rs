@@ -28,9 +28,30 @@ pub(super) struct Unconnected<B: Backend> {
     pub(super) options: GroupOptions,
     pub(super) device: B::Device,
     pub(super) factory: Option<Arc<dyn CommunicatorFactory<B>>>,
+    /// The parent's, if it has one.
+    #[cfg(any(feature = "train", feature = "overlap"))]
+    pub(super) in_backward: Arc<super::InBackward>,
 }
 
 impl<B: Backend> Unconnected<B> {
+    /// A group that is no part of another.
+    pub(super) fn new(
+        info: RankInfo,
+        options: GroupOptions,
+        device: &B::Device,
+        factory: Option<Arc<dyn CommunicatorFactory<B>>>,
+    ) -> Self {
+        Self {
+            name: "0".into(),
+            info,
+            options,
+            device: device.clone(),
+            factory,
+            #[cfg(any(feature = "train", feature = "overlap"))]
+            in_backward: Arc::default(),
+        }
+    }
+
     pub(super) fn is_alone(&self) -> bool {
         self.info.world_size == 1 && !self.options.connect_alone
     }
@@ -73,18 +94,20 @@ impl<B: Backend> Unconnected<B> {
     }
 
     pub(super) fn build(self, connected: Option<Connected<B>>) -> ProcessGroup<B> {
-        let Self { name, info, options, device, factory } = self;
-        tracing::info!(group = name, "{} of {}: device {device:?}", info.rank, info.world_size);
+        let (info, device) = (&self.info, &self.device);
+        tracing::info!(group = self.name, "{} of {}: device {device:?}", info.rank, info.world_size);
         ProcessGroup(Arc::new(Inner {
-            name,
-            info,
-            device,
-            options,
-            factory,
+            name: self.name,
+            info: self.info,
+            device: self.device,
+            options: self.options,
+            factory: self.factory,
             counters: Arc::new(Counters::new(connected.as_ref().map(|connected| connected.caller.clone()))),
             splits: AtomicUsize::new(0),
             #[cfg(any(feature = "train", feature = "overlap"))]
-            in_backward: Arc::default(),
+            in_backward: self.in_backward,
+            #[cfg(feature = "overlap")]
+            turns: super::turn::Turns::default(),
             #[cfg(feature = "train")]
             attached: attached::Attached::default(),
             connected,

@@ -33,10 +33,14 @@ mod kind;
 mod split;
 mod stats;
 mod thread;
+#[cfg(feature = "overlap")]
+mod turn;
 mod work;
 
 pub use kind::GroupKind;
 pub use stats::{GroupStats, OpStats};
+#[cfg(feature = "overlap")]
+pub(crate) use turn::Turn;
 pub use work::Work;
 
 use connect::Unconnected;
@@ -65,14 +69,22 @@ struct Inner<B: Backend> {
     factory: Option<Arc<dyn CommunicatorFactory<B>>>,
     counters: Arc<Counters>,
     splits: AtomicUsize,
-    /// Held by everybody else whose collectives run during backward passes.
+    /// Shared with the groups it was split into and from.
     #[cfg(any(feature = "train", feature = "overlap"))]
-    in_backward: Arc<()>,
+    in_backward: Arc<InBackward>,
+    /// Who sends during a backward pass.
+    #[cfg(feature = "overlap")]
+    turns: turn::Turns,
     #[cfg(feature = "train")]
     attached: attached::Attached,
     /// `None` in a world of one.
     connected: Option<Connected<B>>,
 }
+
+/// Held by everybody whose collectives run during backward passes, besides buckets of gradients.
+#[cfg(any(feature = "train", feature = "overlap"))]
+#[derive(Default)]
+struct InBackward(Arc<()>);
 
 /// What a group of several ranks has. Fields are dropped in this order: the thread ends first, then the
 /// control channel says goodbye, and the store, which others may still need until then, goes last.
@@ -125,7 +137,7 @@ impl<B: Backend> ProcessGroup<B> {
         device: &B::Device,
         factory: Option<Arc<dyn CommunicatorFactory<B>>>,
     ) -> Result<Self> {
-        let group = Unconnected { name: "0".into(), info, options, device: device.clone(), factory };
+        let group = Unconnected::new(info, options, device, factory);
         if group.is_alone() {
             return Ok(group.build(None));
         }
@@ -145,7 +157,7 @@ impl<B: Backend> ProcessGroup<B> {
     /// A group of one, whatever the environment says.
     pub fn solo(device: &B::Device) -> Self {
         let (info, options) = (RankInfo::solo(), GroupOptions::new());
-        Unconnected { name: "0".into(), info, options, device: device.clone(), factory: None }.build(None)
+        Unconnected::new(info, options, device, None).build(None)
     }
 
     /// A group over any store that all its ranks share; ranks listen on `address`. This is how tests put
@@ -158,7 +170,7 @@ impl<B: Backend> ProcessGroup<B> {
         address: IpAddr,
     ) -> Result<Self> {
         let deadline = Deadline::after(options.rendezvous_timeout);
-        let group = Unconnected { name: "0".into(), info, options, device: device.clone(), factory: None };
+        let group = Unconnected::new(info, options, device, None);
         group.connect(store, address, deadline)
     }
 
@@ -195,19 +207,21 @@ impl<B: Backend> ProcessGroup<B> {
     /// To be held for as long as collectives of this group may run during backward passes.
     #[cfg(feature = "train")]
     pub(crate) fn use_in_backward(&self) -> Arc<()> {
-        self.0.in_backward.clone()
+        self.0.in_backward.0.clone()
     }
 
-    /// Whether anybody holds what [`ProcessGroup::use_in_backward`] gives.
+    /// Whether anybody holds what [`ProcessGroup::use_in_backward`] gives, of this group or of one that comes of the same
+    /// group by [`ProcessGroup::split`]: a pass that waits in the one for a rank that is behind with the other may wait for
+    /// ever where the device runs one collective at a time.
     #[cfg(feature = "overlap")]
     pub(crate) fn is_used_in_backward(&self) -> bool {
-        Arc::strong_count(&self.0.in_backward) > 1
+        Arc::strong_count(&self.0.in_backward.0) > 1
     }
 
-    /// Counts a collective that was called while a backward pass ran.
+    /// The right to send while a backward pass runs, unless another has it.
     #[cfg(feature = "overlap")]
-    pub(crate) fn count_in_backward(&self) {
-        self.0.counters.in_backward();
+    pub(crate) fn take_turn(&self) -> Option<Turn> {
+        self.0.turns.take()
     }
 
     /// What a floor above keeps for as long as the group lives: one value of each type, made when first asked for.

@@ -12,6 +12,7 @@ pub(super) struct Expected(pub(super) Option<f64>);
 
 /// What was told and what was learned from windows and micro-steps before.
 #[derive(Debug)]
+#[cfg_attr(not(any(test, feature = "overlap")), allow(dead_code, reason = "only overlap looks ahead"))]
 pub(super) struct Ahead {
     /// Micro-steps of a window, where the caller says it.
     told: Option<usize>,
@@ -42,6 +43,7 @@ impl Ahead {
     }
 
     /// Whether the next micro-step is expected to be the window's last.
+    #[cfg(any(test, feature = "overlap"))]
     pub(super) fn is_last(&self) -> bool {
         let length = self.told.or(self.longest);
         self.last.unwrap_or_else(|| length.is_some_and(|length| self.micro_steps + 1 == length))

@@ -14,6 +14,12 @@ use super::ahead::Expected;
 use super::{GradientReduction, Reducer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
+#[cfg(feature = "overlap")]
+use crate::process_group::Turn;
+
+/// What errors of gradients that were taken say, for programs that cannot do what else they say.
+pub(crate) const TURN_OFF: &str = "turn overlap off by `ReplicaOptions::with_overlap(false)` (with a Learner by \
+     `DdpStrategy::with_replica(ReplicaOptions::new().with_overlap(false))`)";
 
 /// Buckets of gradients since a replica was made. The last bucket of an optimizer step, in which the loss travels, is
 /// always sent after the backward pass.
@@ -31,7 +37,8 @@ pub struct OverlapStats {
 /// What the backward pass has handed over.
 pub(super) struct Early<B: Backend> {
     /// Where buckets are sent; `None` where nothing leaves early.
-    pub(super) group: Option<ProcessGroup<B>>,
+    #[cfg_attr(not(feature = "overlap"), allow(dead_code, reason = "nothing leaves early"))]
+    group: Option<ProcessGroup<B>>,
     /// By parameter index, whether its bucket may leave early: whether it is not in the last one.
     #[cfg(feature = "overlap")]
     leaves: Vec<bool>,
@@ -41,6 +48,9 @@ pub(super) struct Early<B: Backend> {
     taken: Vec<bool>,
     /// The weight they were taken with.
     weight: Option<f64>,
+    /// Held from the first gradient that is taken until the rest is sent.
+    #[cfg(feature = "overlap")]
+    turn: Option<Turn>,
     /// What went wrong where no error could be returned.
     failed: Option<Error>,
 }
@@ -55,6 +65,8 @@ impl<B: Backend> Early<B> {
             open: None,
             taken: vec![false; params],
             weight: None,
+            #[cfg(feature = "overlap")]
+            turn: None,
             failed: None,
         }
     }
@@ -93,27 +105,29 @@ impl<B: Backend> Early<B> {
         if weight == 0.0 || (reduction == GradientReduction::Mean && weight != weighed) {
             return Err(Error::config(format!(
                 "the micro-step has weight {weight}, but its gradients were taken with weight {weighed} in the backward \
-                 pass: call `Replica::expect_weight({weight})` before it, or turn overlap off by \
-                 `ReplicaOptions::with_overlap(false)`"
+                 pass: call `Replica::expect_weight({weight})` before it, or {TURN_OFF}"
             )));
         }
         Ok(())
     }
 
-    /// Forgets what was taken.
+    /// Forgets what was taken, and no error. Until that is returned nobody else can send: ranks may be out of step.
     pub(super) fn reset(&mut self) {
         self.open = None;
         self.taken.fill(false);
-        self.failed = None;
+        if self.failed.is_none() {
+            self.end_turn();
+        }
+    }
+
+    /// Lets others send: the rest of the buckets is sent now, or nothing is any more.
+    pub(super) fn end_turn(&mut self) {
+        #[cfg(feature = "overlap")]
+        drop(self.turn.take());
     }
 }
 
 impl<B: Backend> Reducer<B> {
-    /// Whether gradients of the next backward pass may leave early, as far as can be said before it.
-    pub(crate) fn wants_marks(&self) -> bool {
-        self.early.group.is_some() && self.ahead.is_last()
-    }
-
     /// The error that could not be returned where it happened, if there is one.
     pub(crate) fn check(&mut self) -> Result<()> {
         self.early.failed.take().map_or(Ok(()), Err)
@@ -130,8 +144,8 @@ impl<B: Backend> Reducer<B> {
             0 => Ok(()),
             sent => Err(Error::config(format!(
                 "no_sync after {sent} gradient buckets were sent in the backward pass of micro-step {}, which was expected to \
-                 be the window's last: say how many a window has by `ReplicaOptions::with_accumulation`, or turn overlap off \
-                 by `with_overlap(false)`",
+                 be the window's last: say how many a window has by `ReplicaOptions::with_accumulation`, or, if windows grow, \
+                 {TURN_OFF}",
                 self.ahead.number()
             ))),
         }
@@ -142,19 +156,46 @@ impl<B: Backend> Reducer<B> {
         self.stats
     }
 
+    /// What is wrong with leaving the group now: buckets that were sent and not reduced, of which other ranks may have sent
+    /// more or fewer.
+    pub(crate) fn left_behind(&mut self) -> Option<Error> {
+        let sent = self.flight.sent();
+        let dropped = (sent > 0).then(|| {
+            Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "a replica was dropped after {sent} of its gradient buckets were sent in the backward pass: call \
+                     `reduce` first, or {TURN_OFF}"
+                ),
+            )
+        });
+        self.early.failed.take().or(dropped)
+    }
+
     /// Forgets the window. What has been sent of it cannot be taken back: then the next call is an error.
     pub(crate) fn discard(&mut self) {
         let sent = self.flight.sent();
-        self.reset();
         if sent > 0 {
             self.early.fail(Error::new(
                 ErrorKind::Mismatch,
                 format!(
                     "a window was discarded after {sent} of its gradient buckets were sent in the backward pass: call `reduce` \
-                     and leave the optimizer step out, or turn overlap off by `ReplicaOptions::with_overlap(false)`"
+                     and leave the optimizer step out, or {TURN_OFF}"
                 ),
             ));
         }
+        self.reset();
+    }
+}
+
+#[cfg(feature = "overlap")]
+impl<B: Backend> Early<B> {
+    /// Whether it is this one's turn to send over its group; takes it where it is nobody's.
+    fn has_turn(&mut self) -> bool {
+        if self.turn.is_none() {
+            self.turn = self.group.as_ref().and_then(ProcessGroup::take_turn);
+        }
+        self.turn.is_some()
     }
 }
 
@@ -176,7 +217,7 @@ impl<B: Backend> Reducer<B> {
         let Some(Expected(weight)) = self.early.open else { return };
         let (shape, spec) = (gradient.shape(), &self.specs[index]);
         let fits = shape.to_vec() == spec.shape && shape.num_elements() > 0;
-        if !fits || !self.early.leaves[index] || self.early.taken[index] {
+        if !fits || !self.early.leaves[index] || self.early.taken[index] || !self.early.has_turn() {
             return;
         }
         let empty = burn::tensor::Shape::from(vec![0; spec.shape.len()]);
@@ -196,11 +237,11 @@ impl<B: Backend> Reducer<B> {
             && self.flight.sent() + 1 < self.plan.buckets.len()
             && bucket.params.iter().all(|index| self.early.taken[*index])
             && self.flight.has_room()
+            && let Some(turn) = &self.early.turn
         {
             let list = self.list(self.flight.sent(), &mut gradients, &group);
-            self.flight.send(&group, list);
+            self.flight.push(group.all_reduce_in_backward(list, turn));
             self.stats.in_backward += 1;
-            group.count_in_backward();
         }
         self.window.closed = gradients;
     }

@@ -44,8 +44,9 @@ impl<B: Backend> Flight<B> {
         unfinished < self.limit
     }
 
-    pub(super) fn send(&mut self, group: &ProcessGroup<B>, list: Vec<AnyTensor<B>>) {
-        self.works.push_back(group.all_reduce_list(list, ReduceOp::Sum));
+    /// The next bucket was sent.
+    pub(super) fn push(&mut self, work: Work<Vec<AnyTensor<B>>>) {
+        self.works.push_back(work);
     }
 }
 
@@ -69,7 +70,7 @@ impl<B: Backend> Reducer<B> {
             if number + 1 == count {
                 list.push(AnyTensor::Float(tail_tensor::<B>(tail, self.tail_dtype(), group.device())));
             }
-            flight.send(group, list);
+            flight.push(group.all_reduce_list(list, ReduceOp::Sum));
         }
         while !flight.works.is_empty() {
             self.land(&mut flight)?;

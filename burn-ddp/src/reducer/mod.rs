@@ -30,6 +30,7 @@ pub(crate) mod sinks;
 mod window;
 
 pub use early::OverlapStats;
+pub(crate) use early::TURN_OFF;
 pub(crate) use order::Order;
 
 use ahead::Ahead;
@@ -206,6 +207,7 @@ impl<B: Backend> Reducer<B> {
         self.expect_micro_steps(self.window.micro_steps(), |given, expected| given == expected)?;
         let mut window = std::mem::replace(&mut self.window, Window::new(self.specs.len(), self.order));
         let flight = self.flight.take();
+        self.early.end_turn();
         self.ahead.ended();
         self.stats.steps += 1;
         let numbers = self.order.total(&window.numbers(self.reduction)?, self.tail_dtype());

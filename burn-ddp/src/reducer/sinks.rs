@@ -24,7 +24,8 @@ type Claim = (Weak<dyn Any + Send + Sync>, usize);
 /// Looked up by id and never walked to decide what is sent.
 static CLAIMS: LazyLock<Mutex<HashMap<DistributedParamId, Vec<Claim>>>> = LazyLock::new(Mutex::default);
 
-/// Says that `reducer` wants the gradients of parameters `ids`, by its index.
+/// Says that parameters `ids` are `reducer`'s, by its index, whether or not anything of it leaves early: a backward pass
+/// that reaches them and those of another is not the other's alone.
 pub(crate) fn claim<B: Backend>(ids: impl IntoIterator<Item = u64>, reducer: &Arc<SharedReducer<B>>) {
     let mut claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
     for all in claims.values_mut() {
@@ -37,14 +38,16 @@ pub(crate) fn claim<B: Backend>(ids: impl IntoIterator<Item = u64>, reducer: &Ar
     }
 }
 
+/// All living reducers of parameter `id`.
+fn living(id: DistributedParamId) -> Vec<(Arc<dyn Any + Send + Sync>, usize)> {
+    let claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = claims.get(&id).into_iter().flatten();
+    all.filter_map(|(weak, index)| Some((weak.upgrade()?, *index))).collect()
+}
+
 /// The one living reducer that wants the gradient of parameter `id`.
 fn find<B: Backend>(id: DistributedParamId) -> Option<(Arc<SharedReducer<B>>, usize)> {
-    let claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut living = claims.get(&id)?.iter().filter_map(|(weak, index)| Some((weak.upgrade()?, *index)));
-    let (reducer, index) = living.next()?;
-    if living.next().is_some() {
-        return None;
-    }
+    let [(reducer, index)] = <[_; 1]>::try_from(living(id)).ok()?;
     Some((reducer.downcast().ok()?, index))
 }
 
@@ -52,7 +55,8 @@ fn find<B: Backend>(id: DistributedParamId) -> Option<(Arc<SharedReducer<B>>, us
 /// is a micro-step of one of them at most, and nobody knows of which: then all wait until they are told.
 pub(crate) fn announce<B: Backend>(params: &[DistributedParams]) {
     let mut reducers: Vec<Arc<SharedReducer<B>>> = Vec::new();
-    for (reducer, _) in params.iter().filter_map(|param| find::<B>(param.param_id)) {
+    let all = params.iter().flat_map(|param| living(param.param_id));
+    for reducer in all.filter_map(|(reducer, _)| reducer.downcast().ok()) {
         if !reducers.iter().any(|known| Arc::ptr_eq(known, &reducer)) {
             reducers.push(reducer);
         }

@@ -66,7 +66,7 @@ impl<B: Backend> Window<B> {
     }
 
     /// Takes the gradient of parameter `index` of the window's last micro-step, of positive weight, before its end.
-    #[cfg(feature = "overlap")]
+    #[cfg(any(test, feature = "overlap"))]
     pub(super) fn close(
         &mut self,
         index: usize,
@@ -173,6 +173,52 @@ mod tests {
             let (sum, alive) = added(&values.iter().copied().map(Some).collect::<Vec<_>>());
             assert_eq!(sum, expected, "{count} micro-steps");
             assert_eq!(alive, count.ilog2() as usize + 1, "{count} micro-steps");
+        }
+    }
+
+    /// The bits of four parameters' sums over micro-steps whose gradients are `gradients`; of the last one those that `early`
+    /// picks come before its end, in reverse order.
+    fn closed(
+        order: Order,
+        gradients: &[[Option<f32>; 4]],
+        early: impl Fn(usize) -> bool,
+    ) -> Vec<Option<u32>> {
+        let mut window = Window::<Flex>::new(4, order);
+        for (number, values) in gradients.iter().enumerate() {
+            let weight = Some(1.0 + number as f64);
+            let is_last = number + 1 == gradients.len();
+            let mut rest = Vec::new();
+            for (index, value) in values.iter().enumerate().rev() {
+                let Some(value) = value.map(tensor) else { continue };
+                if is_last && early(index) {
+                    window.close(index, value, weight, GradientReduction::Mean);
+                } else {
+                    rest.push((index, value));
+                }
+            }
+            window.add(rest, None, weight, GradientReduction::Mean);
+        }
+        window.gradients().into_iter().map(|sum| sum.map(bits)).collect()
+    }
+
+    #[test]
+    fn gradients_that_come_before_the_end_have_the_bits_of_those_that_do_not() {
+        for count in 1..=9_usize {
+            for order in [Order::AsTheyCome, Order::Tree(count)] {
+                for absent in 0..1 << count.min(6) {
+                    let there = |step: usize, value: f32| (absent >> (step % 6) & 1 == 0).then_some(value);
+                    let values = |step| {
+                        let value = 0.1 + 1e3 / (1 + step * step) as f32;
+                        [Some(value), there(step, value), Some(-0.0), there(step + 1, -0.0)]
+                    };
+                    let gradients: Vec<_> = (0..count).map(values).collect();
+                    let plain = closed(order, &gradients, |_| false);
+                    for subset in 1..1 << 4 {
+                        let early = closed(order, &gradients, |index| subset >> index & 1 == 1);
+                        assert_eq!(early, plain, "{order:?}, {gradients:?}, early {subset:04b}");
+                    }
+                }
+            }
         }
     }
 

@@ -3,7 +3,9 @@
 //! A mark holds for one backward pass, and only for tensors that were marked before the forward pass. It stays with a
 //! parameter over optimizer steps if the parameter itself was mapped to a marked tensor (`burn-optim/distributed`);
 //! a visit marks the graph's leaf once more and costs neither bits nor memory. What loses it (`fork`, `to_device`, a
-//! record that is loaded) loses overlap and nothing else.
+//! record that is loaded) loses overlap and nothing else, unless the pass reaches another replica's model too: that one
+//! takes the pass for its own alone, which is an error if its gradients are not handed over. A second backward pass
+//! between two optimizer steps finds no mark either.
 
 use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::backend::AutodiffBackend;

@@ -21,7 +21,7 @@ use crate::norm;
 use crate::parameters;
 use crate::process_group::ProcessGroup;
 use crate::rank::Rank;
-use crate::reducer::{Reducer, Reduction, SharedReducer};
+use crate::reducer::{Reducer, Reduction, SharedReducer, TURN_OFF};
 
 mod agreement;
 mod buffers;
@@ -63,7 +63,8 @@ impl<B: AutodiffBackend> Replica<B> {
     /// with the same model and options, before the optimizer sees the model: other ranks' parameters take rank
     /// 0's values and ids.
     ///
-    /// In a world of one `model` is returned as it is.
+    /// In a world of one `model` is returned as it is; with [`GroupOptions::connect_alone`](crate::GroupOptions::connect_alone)
+    /// its parameters are initialized here.
     ///
     /// # Errors
     /// [`ErrorKind::Mismatch`] on all ranks, naming the first parameter that differs in path, shape or dtype
@@ -88,8 +89,10 @@ impl<B: AutodiffBackend> Replica<B> {
         let any_world_size = reproducibility != Reproducibility::FixedWorldSize;
         let model =
             if group.world_size() == 1 { model } else { agreement::align::<B, M>(model, group, &options)? };
-        if any_world_size {
-            // Values that are drawn late would be drawn from the stream of the first micro-step.
+        let settled = any_world_size || group.is_connected();
+        if settled {
+            // Values that are drawn late would be drawn from the stream of the first micro-step, and buckets whose shapes
+            // come late cannot leave early.
             parameters::collect::<B, M>(&model)?;
         }
         let order = reproducibility.order(&options);
@@ -102,7 +105,7 @@ impl<B: AutodiffBackend> Replica<B> {
             ids: Vec::new(),
             steps: 0,
             warned: false,
-            settled: any_world_size || group.world_size() > 1,
+            settled,
         };
         replica.look_at(&model);
         reproducibility.check_parameters(&replica.specs).map_err(|error| group.agreed(error))?;
@@ -158,7 +161,7 @@ impl<B: AutodiffBackend> Replica<B> {
         let refused = self.reducer.lock().refuse_after_sending();
         let added = refused.and_then(|()| self.add(model, micro_step.into()));
         added.map_err(|error| self.give_up(error))?;
-        self.mark_if_last(model);
+        self.mark(model);
         self.seed_next();
         Ok(())
     }
@@ -187,7 +190,7 @@ impl<B: AutodiffBackend> Replica<B> {
         self.steps += 1;
         let reduced = reduced.map_err(|error| self.give_up(error))?;
         // For parameters that the optimizer leaves as they are.
-        self.mark_if_last(model);
+        self.mark(model);
         self.seed_next();
         Ok(reduced)
     }
@@ -307,7 +310,7 @@ impl<B: AutodiffBackend> Replica<B> {
                 if shape.num_elements() == 0 {
                     return Err(Error::config(format!(
                         "the gradient of {spec} was taken in a backward pass of another micro-step: hand each micro-step \
-                         over once, or turn overlap off by `ReplicaOptions::with_overlap(false)`"
+                         over once, or {TURN_OFF}"
                     )));
                 }
                 return Err(Error::new(

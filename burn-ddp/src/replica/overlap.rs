@@ -8,7 +8,7 @@ use super::Replica;
 use super::marks;
 use crate::bucket::ParamSpec;
 use crate::error::{Error, Result};
-use crate::reducer::OverlapStats;
+use crate::reducer::{OverlapStats, TURN_OFF};
 
 impl<B: AutodiffBackend> Replica<B> {
     /// How many buckets were sent during backward passes, and how many after them.
@@ -18,7 +18,8 @@ impl<B: AutodiffBackend> Replica<B> {
 
     /// Says, before the forward pass of a window's last micro-step, that it will have `weight` in
     /// [`MicroStep::with_weight`](crate::MicroStep::with_weight): gradients can leave during the backward pass only weighed. Without this call a program
-    /// that uses weights trains the same, and nothing of it overlaps; without the feature `overlap` it has no effect.
+    /// that uses weights trains the same, and nothing of it overlaps, unless gradients are summed
+    /// ([`GradientReduction::Sum`](crate::GradientReduction::Sum)), where weights do not count; without the feature `overlap` it has no effect.
     ///
     /// # Errors
     /// A weight that no micro-step may have. A micro-step that then comes with another weight is an error in its call.
@@ -33,7 +34,7 @@ impl<B: AutodiffBackend> Replica<B> {
     /// from a record, an optimizer that is none of Burn's, or another backward pass through the same parameters.
     pub fn mark<M: AutodiffModule<B>>(&self, model: &M) {
         #[cfg(feature = "overlap")]
-        if self.overlaps() {
+        if self.group.is_connected() {
             marks::visit::<B, M>(model);
         }
         let _ = model;
@@ -49,15 +50,8 @@ impl<B: AutodiffBackend> Replica<B> {
     ) -> Result<()> {
         self.reducer.lock().expect_last(last);
         weight.map_or(Ok(()), |weight| self.expect_weight(weight))?;
-        self.mark_if_last(model);
+        self.mark(model);
         Ok(())
-    }
-
-    pub(super) fn mark_if_last<M: AutodiffModule<B>>(&self, model: &M) {
-        let wanted = self.reducer.lock().wants_marks();
-        if wanted {
-            self.mark(model);
-        }
     }
 
     /// Whether buckets may leave during backward passes: where that is wanted, where anything is sent at all, and where
@@ -67,14 +61,25 @@ impl<B: AutodiffBackend> Replica<B> {
         self.options.overlap && self.group.is_connected() && self.plan.buckets.len() > 1
     }
 
-    /// Asks for the gradients of `model`, and returns it with its parameters marked.
+    /// Claims the parameters of `model`, and returns it with them marked. Without buckets that leave early too: a backward
+    /// pass through this model and another is no pass of the other alone.
     #[cfg(feature = "overlap")]
     pub(super) fn begin_overlap<M: AutodiffModule<B>>(&self, model: M) -> M {
-        if !self.overlaps() {
+        if !self.group.is_connected() {
             return model;
         }
         crate::reducer::sinks::claim(self.ids.iter().map(burn::module::ParamId::val), &self.reducer);
         marks::map::<B, M>(model)
+    }
+}
+
+impl<B: AutodiffBackend> Drop for Replica<B> {
+    fn drop(&mut self) {
+        let error = self.reducer.lock().left_behind();
+        // A panic ends the group by itself, with a better cause.
+        if let Some(error) = error.filter(|_| !std::thread::panicking()) {
+            self.group.fail(&error);
+        }
     }
 }
 
@@ -83,7 +88,6 @@ pub(super) fn other_backward(spec: &ParamSpec, is_there: bool) -> Error {
     let what = if is_there { "is not empty" } else { "is missing" };
     Error::config(format!(
         "the gradient of {spec} was taken in a backward pass, and in the micro-step that was handed over it {what}: a \
-         micro-step is one backward pass, with all gradients of the model; for others turn overlap off by \
-         `ReplicaOptions::with_overlap(false)`"
+         micro-step is one backward pass, with all gradients of the model; for others {TURN_OFF}"
     ))
 }

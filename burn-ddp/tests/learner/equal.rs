@@ -64,7 +64,8 @@ fn launch(group: &ProcessGroup<G>, cell: &Cell) -> Result<Vec<f64>> {
     // The one window of 11 items ends with a single item, rank 0's.
     if group.rank().is_root() || cell.accumulation == 1 || cell.items > 11 {
         let left = group.stats().in_backward > before;
-        assert_eq!(left, overlaps && group.world_size() > 1, "{cell:?}");
+        let connected = group.world_size() > 1 || group.options().connect_alone;
+        assert_eq!(left, overlaps && connected, "{cell:?}");
     }
     Ok(numbers(&result.model))
 }
@@ -98,6 +99,13 @@ fn the_parameters_of_any_world_are_those_of_one_process() {
         assert!(ranks.iter().all(|text| *text == ranks[0]), "world {world}: ranks differ");
         compare(&format!("world {world}"), &ranks, &one, &["none", "sync"]);
     }
+}
+
+#[test]
+fn a_world_of_one_that_is_connected_has_the_parameters_of_one_that_is_not() {
+    let one = Launch::new("table", 1).succeed().remove(0);
+    let connected = Launch::new("table", 1).env("BURN_DDP_CONNECT_ALONE", 1).succeed();
+    compare("a connected world of one", &connected, &one, &["none", "sync"]);
 }
 
 /// What one process does that sees the micro-batches of `argument()` ranks: the pieces of each global batch one by one,

@@ -31,10 +31,23 @@ fn mistake() -> Result<String> {
             drop(one(&model, 1));
             replica.reduce(&model, MicroStep::empty())?;
         }
-        "discard" => {
+        "discard" | "discard twice" => {
             let late = one(&model, 1);
             replica.discard();
+            if argument() == "discard twice" {
+                replica.discard();
+            }
             replica.reduce(&model, late)?;
+        }
+        "discard and go on" => {
+            drop(one(&model, 1));
+            replica.discard();
+            group.barrier()?;
+        }
+        "drop" => {
+            drop(one(&model, 1));
+            drop(replica);
+            group.barrier()?;
         }
         "two passes" => {
             drop(one(&model, 1));
@@ -65,6 +78,9 @@ fn a_mistake_is_an_error_that_says_what_to_do() {
         ("bad expectation", &["weight NaN"]),
         ("empty", &["layers.0.bias", "is missing", "with_overlap(false)"]),
         ("discard", &["discarded after 9", "leave the optimizer step out"]),
+        ("discard twice", &["discarded after 9", "leave the optimizer step out"]),
+        ("discard and go on", &["barrier was called after gradient buckets", "with_overlap(false)"]),
+        ("drop", &["dropped after 9", "call `reduce` first"]),
         ("two passes", &["was taken in a backward pass", "is not empty", "with_overlap(false)"]),
         ("a part", &["was taken in a backward pass", "is missing"]),
     ];

@@ -1,13 +1,16 @@
 //! What leaves during the backward pass, in every step, and that it changes no bit.
 
+use burn::nn::LinearConfig;
 use burn::optim::{Optimizer, SgdConfig};
-use burn_ddp::{ProcessGroup, Rank, Replica, ReplicaOptions, Result};
+use burn::tensor::backend::Backend;
+use burn_ddp::{GradientReduction, ProcessGroup, Rank, Replica, ReplicaOptions, Result};
 
 use crate::harness::{Case, Launch, argument};
 use crate::setup::*;
 
 pub const CASES: &[(&str, Case)] = &[
     ("counts", counts),
+    ("lazy", lazy),
     ("jitter", jitter),
     ("unused on one rank", unused_on_one_rank),
     ("used twice", used_twice),
@@ -55,6 +58,24 @@ fn buckets_leave_in_the_last_backward_pass_of_every_step() {
 fn four_ranks_overlap_alike_and_one_has_nothing_to_send() {
     assert_eq!(Launch::new("counts", 4).argument("4 told").succeed(), vec![told(9, 9, PARAMS); 4]);
     assert_eq!(Launch::new("counts", 1).argument("4 told").succeed(), [told(0, 0, 0)]);
+}
+
+#[test]
+fn a_world_of_one_that_is_connected_overlaps_too() {
+    let texts = Launch::new("lazy", 1).env("BURN_DDP_CONNECT_ALONE", 1).succeed();
+    assert_eq!(texts, [told(1, 1, 2)]);
+}
+
+/// A layer whose parameters have no values before they are looked at, and of which all is known from the first pass.
+fn lazy() -> Result<String> {
+    let model = || {
+        B::seed(&Default::default(), 1);
+        Chain { layers: vec![LinearConfig::new(WIDTHS[0], 2).init(&Default::default())] }
+    };
+    let options = one_bucket_each().with_accumulation(1).with_reduction(GradientReduction::Sum);
+    with_and_without(&group()?, model, options, 1, |replica, model, step, micro| {
+        Ok(micro_step(model.loss(seed(replica.group().rank(), step, micro), |_| 0), model))
+    })
 }
 
 /// Ranks are slow in different places, and only one or two buckets may be on their way: what leaves early is a matter

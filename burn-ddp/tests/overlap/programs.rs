@@ -5,21 +5,27 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn_ddp::nn::SyncGroup;
-use burn_ddp::{GradientReduction, MicroStep, ProcessGroup, Replica, Result};
+use burn_ddp::{GradientReduction, MicroStep, ProcessGroup, ReduceOp, Replica, ReplicaOptions, Result};
 
 use crate::harness::{Case, Launch, argument};
 use crate::leaving::seed;
 use crate::setup::*;
 
-pub const CASES: &[(&str, Case)] =
-    &[("two replicas", two_replicas), ("weights", weights), ("layers", layers), ("checked", checked)];
+pub const CASES: &[(&str, Case)] = &[
+    ("two replicas", two_replicas),
+    ("twins", twins),
+    ("weights", weights),
+    ("layers", layers),
+    ("checked", checked),
+];
 
 fn group() -> Result<ProcessGroup<G>> {
     ProcessGroup::from_env(&Default::default())
 }
 
 /// A generator and a critic, each with a replica: the generator's loss passes through the critic, whose gradients in
-/// that backward pass are nobody's. `frozen`: it passes through a copy of the critic that is not trained.
+/// that backward pass are nobody's. `frozen`: it passes through a copy of the critic that is not trained. `one bucket`,
+/// `afterwards`: nothing of the generator could leave early anyway.
 fn two_replicas() -> Result<String> {
     let group = group()?;
     let frozen = argument() == "frozen";
@@ -33,8 +39,13 @@ fn two_replicas() -> Result<String> {
             linear.bias = Some(burn::module::Param::from_tensor(filled([outputs], seed + 1)));
             linear
         };
+        let of_generator = match argument().as_str() {
+            "one bucket" => ReplicaOptions::new().with_overlap(overlap),
+            "afterwards" => options.clone().with_overlap(false),
+            _ => options.clone(),
+        };
         let (mut generator, mut of_generator) =
-            Replica::new(vec![linear(3, 4, 1), linear(4, 5, 3)], &group, options.clone())?;
+            Replica::new(vec![linear(3, 4, 1), linear(4, 5, 3)], &group, of_generator)?;
         let (mut critic, mut of_critic) =
             Replica::new(vec![linear(5, 6, 5), linear(6, 1, 7)], &group, options)?;
         let (mut optimizer_g, mut optimizer_c) = (SgdConfig::new().init(), SgdConfig::new().init());
@@ -68,13 +79,72 @@ fn two_replicas() -> Result<String> {
 
 #[test]
 fn a_backward_pass_through_two_replicas_is_reduced_afterwards() {
-    assert_eq!(Launch::new("two replicas", 2).argument("both").succeed(), ["(0, 0)", "(0, 0)"]);
+    for argument in ["both", "one bucket", "afterwards"] {
+        assert_eq!(
+            Launch::new("two replicas", 2).argument(argument).succeed(),
+            ["(0, 0)", "(0, 0)"],
+            "{argument}"
+        );
+    }
 }
 
 #[test]
 fn a_frozen_copy_of_the_other_model_lets_both_overlap() {
     // Three of four buckets, in all steps but the first.
     assert_eq!(Launch::new("two replicas", 2).argument("frozen").succeed(), ["(15, 15)", "(15, 15)"]);
+}
+
+/// Two models of equal sizes: both backward passes, and then what the argument says.
+fn twins() -> Result<String> {
+    let group = group()?;
+    let mut ends = Vec::new();
+    let mut early = Vec::new();
+    for overlap in [true, false] {
+        let options =
+            ReplicaOptions::new().with_bucket_bytes(1).with_buckets_in_flight(1).with_overlap(overlap);
+        let (mut one, mut of_one) = Replica::new(Chain::new(), &group, options.clone())?;
+        let (mut other, mut of_other) = Replica::new(Chain::new(), &group, options)?;
+        let (mut optimizer_1, mut optimizer_2) = (SgdConfig::new().init(), SgdConfig::new().init());
+        for step in 0..STEPS {
+            let rank = group.rank();
+            let pause = |layer: usize| ((rank.0 * 7 + step * 5 + layer * 3) % 4) as u64 * 2;
+            let first = micro_step(one.loss(seed(rank, step, 0), pause), &one);
+            let second = micro_step(other.loss(seed(rank, step, 1), pause), &other);
+            let (first, second) = match argument().as_str() {
+                "in order" => {
+                    let first = of_one.reduce(&one, first)?;
+                    (first, of_other.reduce(&other, second)?)
+                }
+                "reversed" => {
+                    let second = of_other.reduce(&other, second)?;
+                    (of_one.reduce(&one, first)?, second)
+                }
+                _ => {
+                    group.all_reduce(Tensor::<G, 1>::ones([2], &Default::default()), ReduceOp::Sum).wait()?;
+                    (of_one.reduce(&one, first)?, of_other.reduce(&other, second)?)
+                }
+            };
+            one = optimizer_1.step(0.1, one, first.grads);
+            other = optimizer_2.step(0.1, other, second.grads);
+        }
+        of_one.verify(&one)?;
+        of_other.verify(&other)?;
+        ends.push((one.bits(), other.bits()));
+        early.push((of_one.overlap().in_backward, of_other.overlap().in_backward));
+    }
+    assert_eq!(ends[0], ends[1], "overlap changes numbers");
+    assert!(early[0].0 > 0, "nothing left early");
+    Ok(format!("{} {:?}", early[0].1, early[1]))
+}
+
+#[test]
+fn one_replica_at_a_time_sends_in_its_backward_pass() {
+    assert_eq!(Launch::new("twins", 2).argument("in order").succeed(), vec!["0 (0, 0)"; 2]);
+    for argument in ["reversed", "all_reduce"] {
+        for outcome in Launch::new("twins", 2).argument(argument).run() {
+            outcome.failed_saying(&["all_reduce was called after gradient buckets", "with_overlap(false)"]);
+        }
+    }
 }
 
 /// Ranks and micro-steps count differently; in odd steps the last micro-step of rank 1 has no items.
@@ -112,7 +182,12 @@ fn weighted_micro_steps_overlap_if_the_weight_is_told() {
 /// While layers of the group may communicate in the backward pass, buckets wait.
 fn layers() -> Result<String> {
     let group = group()?;
-    let sync = SyncGroup::new(&group);
+    // Those of a part hold back the whole's.
+    let part = match argument().as_str() {
+        "part" => group.split(Some(0), 0)?,
+        _ => None,
+    };
+    let sync = SyncGroup::new(part.as_ref().unwrap_or(&group));
     with_and_without(&group, Chain::new, one_bucket_each(), 1, |replica, model, step, micro| {
         let rank = replica.group().rank();
         let loss = model.loss(seed(rank, step, micro), |_| 0);
@@ -122,7 +197,9 @@ fn layers() -> Result<String> {
 
 #[test]
 fn buckets_wait_where_layers_communicate_in_the_backward_pass() {
-    assert_eq!(Launch::new("layers", 2).succeed(), vec![told(0, 0, PARAMS); 2]);
+    for argument in ["whole", "part"] {
+        assert_eq!(Launch::new("layers", 2).argument(argument).succeed(), vec![told(0, 0, PARAMS); 2]);
+    }
 }
 
 /// What else a replica sends comes after the buckets, however many left early.
