@@ -37,6 +37,9 @@ pub(super) struct Hosts {
     pub(super) board: Option<Board>,
 }
 
+/// How often ranks tell each other something before they share memory.
+const EXCHANGES: u64 = 3;
+
 /// What a rank says of itself.
 #[derive(Serialize, Deserialize)]
 struct Introduction {
@@ -62,6 +65,8 @@ impl Collectives {
     /// [`TransportKind::Auto`] that is a warning.
     pub fn share_memory(&mut self, sharing: &Sharing, liveness: &Liveness, deadline: Deadline) -> Result<()> {
         let (me, world_size) = (self.rank().0, self.world_size());
+        // The user's first operation is number 0, and numbers never go back: they tell who is ahead.
+        self.sequence = self.sequence.wrapping_sub(EXCHANGES);
         let wanted = sharing.transport != TransportKind::Tcp && world_size > 1;
         let (door, trouble) = match wanted.then(|| Door::open(world_size)) {
             None => (None, None),
@@ -111,8 +116,6 @@ impl Collectives {
         let mine = hosts.iter().position(|host| host.contains(&Rank(me))).unwrap_or(0);
         let board = if hosts[mine].len() > 1 { made.transpose()? } else { None };
         tracing::info!("{} of {world_size}: {}", Rank(me), describe(&hosts));
-        // Operations are counted from the user's first on.
-        self.sequence = 0;
         self.hosts = hosts.iter().any(|host| host.len() > 1).then_some(Hosts { table: hosts, mine, board });
         Ok(())
     }

@@ -182,7 +182,7 @@ impl Collectives {
         header: Header,
         run: impl FnOnce(Road<'_, '_>, &mut Scratch) -> Result<T>,
     ) -> Result<T> {
-        self.sequence += 1;
+        self.sequence = self.sequence.wrapping_add(1);
         let deadline = Deadline::after(self.timeout);
         let mut exchange = Exchange { transport: self.transport.as_mut(), header, deadline };
         let result = match &mut self.hosts {

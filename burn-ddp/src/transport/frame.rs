@@ -72,7 +72,8 @@ pub struct Header {
     reduce: u8,
     phase: u8,
     root: u16,
-    /// Position of the operation in the group's history, from 0; equal on all ranks.
+    /// Position of the operation in the group's history, from 0 (before that, in which ranks meet, it is negative and
+    /// wraps); equal on all ranks.
     pub sequence: u64,
     /// Elements of the whole operation as its caller gave it; equal on all ranks.
     pub count: u64,
@@ -124,7 +125,7 @@ impl Header {
     pub(crate) fn contradicts(&self, other: &Header) -> bool {
         let of_operation = |header: &Header| Self { phase: 0, body: 0, ..*header };
         !other.is_valid()
-            || other.sequence < self.sequence
+            || (other.sequence.wrapping_sub(self.sequence) as i64) < 0
             || (other.sequence == self.sequence && of_operation(self) != of_operation(other))
     }
 
@@ -154,7 +155,7 @@ impl fmt::Display for Header {
             Some(kind) => write!(f, "{kind}")?,
             None => write!(f, "unknown operation {}", self.kind)?,
         }
-        write!(f, " #{} (", self.sequence)?;
+        write!(f, " #{} (", self.sequence as i64)?;
         if let Some(op) = ReduceOp::from_wire(self.reduce) {
             write!(f, "{op}, ")?;
         }
