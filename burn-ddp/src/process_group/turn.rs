@@ -75,7 +75,10 @@ mod tests {
         for _ in 0..2 {
             turn.send(|| turns.check(Operation::Barrier)).expect("its own");
             let refused = turns.check(Operation::Barrier).expect_err("buckets have left").to_string();
-            assert!(refused.contains("barrier was called") && refused.contains("with_overlap(false)"), "{refused}");
+            assert!(
+                refused.contains("barrier was called") && refused.contains("with_overlap(false)"),
+                "{refused}"
+            );
         }
         drop(turn);
         turns.check(Operation::Barrier).expect("the turn is over");

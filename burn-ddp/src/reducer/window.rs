@@ -178,7 +178,11 @@ mod tests {
 
     /// The bits of four parameters' sums over micro-steps whose gradients are `gradients`; of the last one those that `early`
     /// picks come before its end, in reverse order.
-    fn closed(order: Order, gradients: &[[Option<f32>; 4]], early: impl Fn(usize) -> bool) -> Vec<Option<u32>> {
+    fn closed(
+        order: Order,
+        gradients: &[[Option<f32>; 4]],
+        early: impl Fn(usize) -> bool,
+    ) -> Vec<Option<u32>> {
         let mut window = Window::<Flex>::new(4, order);
         for (number, values) in gradients.iter().enumerate() {
             let weight = Some(1.0 + number as f64);

@@ -18,7 +18,8 @@ impl<B: AutodiffBackend> Replica<B> {
 
     /// Says, before the forward pass of a window's last micro-step, that it will have `weight` in
     /// [`MicroStep::with_weight`](crate::MicroStep::with_weight): gradients can leave during the backward pass only weighed. Without this call a program
-    /// that uses weights trains the same, and nothing of it overlaps; without the feature `overlap` it has no effect.
+    /// that uses weights trains the same, and nothing of it overlaps, unless gradients are summed
+    /// ([`GradientReduction::Sum`](crate::GradientReduction::Sum)), where weights do not count; without the feature `overlap` it has no effect.
     ///
     /// # Errors
     /// A weight that no micro-step may have. A micro-step that then comes with another weight is an error in its call.

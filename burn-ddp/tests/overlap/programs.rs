@@ -11,8 +11,13 @@ use crate::harness::{Case, Launch, argument};
 use crate::leaving::seed;
 use crate::setup::*;
 
-pub const CASES: &[(&str, Case)] =
-    &[("two replicas", two_replicas), ("twins", twins), ("weights", weights), ("layers", layers), ("checked", checked)];
+pub const CASES: &[(&str, Case)] = &[
+    ("two replicas", two_replicas),
+    ("twins", twins),
+    ("weights", weights),
+    ("layers", layers),
+    ("checked", checked),
+];
 
 fn group() -> Result<ProcessGroup<G>> {
     ProcessGroup::from_env(&Default::default())
@@ -75,7 +80,11 @@ fn two_replicas() -> Result<String> {
 #[test]
 fn a_backward_pass_through_two_replicas_is_reduced_afterwards() {
     for argument in ["both", "one bucket", "afterwards"] {
-        assert_eq!(Launch::new("two replicas", 2).argument(argument).succeed(), ["(0, 0)", "(0, 0)"], "{argument}");
+        assert_eq!(
+            Launch::new("two replicas", 2).argument(argument).succeed(),
+            ["(0, 0)", "(0, 0)"],
+            "{argument}"
+        );
     }
 }
 
