@@ -12,6 +12,7 @@ pub(super) struct Expected(pub(super) Option<f64>);
 
 /// What was told and what was learned from windows and micro-steps before.
 #[derive(Debug)]
+#[cfg_attr(not(any(test, feature = "overlap")), allow(dead_code, reason = "only overlap looks ahead"))]
 pub(super) struct Ahead {
     /// Micro-steps of a window, where the caller says it.
     told: Option<usize>,

@@ -37,7 +37,8 @@ pub struct OverlapStats {
 /// What the backward pass has handed over.
 pub(super) struct Early<B: Backend> {
     /// Where buckets are sent; `None` where nothing leaves early.
-    pub(super) group: Option<ProcessGroup<B>>,
+    #[cfg_attr(not(feature = "overlap"), allow(dead_code, reason = "nothing leaves early"))]
+    group: Option<ProcessGroup<B>>,
     /// By parameter index, whether its bucket may leave early: whether it is not in the last one.
     #[cfg(feature = "overlap")]
     leaves: Vec<bool>,

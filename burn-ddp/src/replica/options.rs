@@ -46,7 +46,8 @@ pub struct ReplicaOptions {
     /// Sends gradients while the window's last backward pass runs (default), in builds with the feature `overlap`. All
     /// but the last bucket's are taken out of what `backward()` returns: an **empty tensor** stands for each until
     /// [`Replica::reduce`] gives them back reduced. So a micro-step has to be one backward pass, handed over as it is;
-    /// turn this off for programs that read gradients before `reduce` or add up those of several passes.
+    /// turn this off for programs that read gradients before `reduce` or add up those of several passes. Parameters are
+    /// marked for Burn's backward pass either way, in a connected group.
     ///
     /// [`Replica::reduce`]: crate::Replica::reduce
     #[new(value = "true")]

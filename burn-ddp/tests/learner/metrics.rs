@@ -137,7 +137,8 @@ impl<B: Backend> Batcher<B, usize, Scores<B>> for OneWrong {
 
 impl<B: Backend> Known<B> {
     fn forward(&self, batch: Scores<B>) -> ClassificationOutput<B> {
-        ClassificationOutput::new(self.w.val(), batch.scores, batch.targets)
+        // A marked parameter cannot be the root of a backward pass (`docs/footguns.md`).
+        ClassificationOutput::new(self.w.val() * 1.0, batch.scores, batch.targets)
     }
 }
 
