@@ -3,7 +3,7 @@
 use burn::nn::LinearConfig;
 use burn::optim::{Optimizer, SgdConfig};
 use burn::tensor::backend::Backend;
-use burn_ddp::{ProcessGroup, Rank, Replica, ReplicaOptions, Result};
+use burn_ddp::{GradientReduction, ProcessGroup, Rank, Replica, ReplicaOptions, Result};
 
 use crate::harness::{Case, Launch, argument};
 use crate::setup::*;
@@ -62,20 +62,18 @@ fn four_ranks_overlap_alike_and_one_has_nothing_to_send() {
 
 #[test]
 fn a_world_of_one_that_is_connected_overlaps_too() {
-    for (case, wanted) in [("counts", told(9, 9, PARAMS)), ("lazy", told(1, 1, 2))] {
-        let world = Launch::new(case, 1).env("BURN_DDP_CONNECT_ALONE", 1);
-        assert_eq!(world.argument("4 told").succeed(), [wanted], "{case}");
-    }
+    let texts = Launch::new("lazy", 1).env("BURN_DDP_CONNECT_ALONE", 1).succeed();
+    assert_eq!(texts, [told(1, 1, 2)]);
 }
 
-/// A layer whose parameters have no values before they are looked at.
+/// A layer whose parameters have no values before they are looked at, and of which all is known from the first pass.
 fn lazy() -> Result<String> {
     let model = || {
         B::seed(&Default::default(), 1);
         Chain { layers: vec![LinearConfig::new(WIDTHS[0], 2).init(&Default::default())] }
     };
-    let options = one_bucket_each().with_accumulation(4);
-    with_and_without(&group()?, model, options, 4, |replica, model, step, micro| {
+    let options = one_bucket_each().with_accumulation(1).with_reduction(GradientReduction::Sum);
+    with_and_without(&group()?, model, options, 1, |replica, model, step, micro| {
         Ok(micro_step(model.loss(seed(replica.group().rank(), step, micro), |_| 0), model))
     })
 }
