@@ -167,6 +167,29 @@ fn the_other_collectives_do_what_they_do_over_a_wire() {
     }
 }
 
+/// horovod/horovod#1699: sums of halves overflow before they are divided, and divided first they vanish.
+#[test]
+fn half_precision_means_neither_overflow_nor_vanish() {
+    use half::f16;
+    for hosts in [&[0, 0][..], &[0, 0, 1, 1]] {
+        for value in [f16::from_f32(40000.0), f16::from_bits(1)] {
+            for count in [3, 5000, 200_000] {
+                launch(over_loopback(hosts.len()), move |ranks| {
+                    share(ranks, hosts)?;
+                    let mut data = vec![value; count];
+                    ranks.all_reduce(
+                        DType::F16,
+                        ReduceOp::Mean,
+                        &mut [bytemuck::cast_slice_mut(&mut data)],
+                    )?;
+                    assert!(data.iter().all(|mean| *mean == value), "{count} of {value}");
+                    Ok(())
+                });
+            }
+        }
+    }
+}
+
 /// tracel-ai/burn#3553: the second of two reductions in a row blocked.
 #[test]
 fn two_hundred_all_reduces_in_a_row() {

@@ -13,7 +13,7 @@
 //! The ranks of a host find each other by an abstract Unix socket (`meet.rs`), over which the memory is handed out:
 //! whoever can connect to it runs on the same kernel and in the same network namespace.
 //! The socket is closed afterwards. That a peer has died is told by the control channel's connection, which the kernel
-//! closes with the process, and a rank that waits here looks at [`Liveness`] at least every [`NAP`].
+//! closes with the process, and a rank that waits here looks at [`Liveness`] at least every `NAP`.
 #![allow(unsafe_code)]
 
 mod handoff;
