@@ -150,7 +150,8 @@ impl Setting {
         let known = self.unequal || self.accumulation > 1 || step > 0;
         let uses_extra = self.partial && rank == 1;
         match self.told && world_size > 1 && runs && known {
-            true if uses_extra => 4,
+            // After the first step buckets follow the order in which rank 0's gradients came, and it has none of this.
+            true if uses_extra || step > 0 => 4,
             true => 2,
             false => 0,
         }

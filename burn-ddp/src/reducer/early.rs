@@ -11,7 +11,11 @@
 use burn::tensor::backend::Backend;
 
 use super::ahead::Expected;
+#[cfg(feature = "overlap")]
+use super::on_wire;
 use super::{GradientReduction, Reducer};
+#[cfg(feature = "overlap")]
+use crate::bucket::{BUCKET_BYTES, BucketPlan, FIRST_BUCKET_BYTES, ParamRole};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 #[cfg(feature = "overlap")]
@@ -48,6 +52,9 @@ pub(super) struct Early<B: Backend> {
     taken: Vec<bool>,
     /// The weight they were taken with.
     weight: Option<f64>,
+    /// Parameter indices in the order in which gradients came in the last backward pass; `None` once that was asked for.
+    #[cfg(feature = "overlap")]
+    arrivals: Option<Vec<usize>>,
     /// Held from the first gradient that is taken until the rest is sent.
     #[cfg(feature = "overlap")]
     turn: Option<Turn>,
@@ -66,6 +73,8 @@ impl<B: Backend> Early<B> {
             taken: vec![false; params],
             weight: None,
             #[cfg(feature = "overlap")]
+            arrivals: Some(Vec::new()),
+            #[cfg(feature = "overlap")]
             turn: None,
             failed: None,
         }
@@ -73,7 +82,7 @@ impl<B: Backend> Early<B> {
 
     /// For the buckets of `plan`, which leave over `group`.
     #[cfg(feature = "overlap")]
-    pub(super) fn over(group: ProcessGroup<B>, params: usize, plan: &crate::bucket::BucketPlan) -> Self {
+    pub(super) fn over(group: ProcessGroup<B>, params: usize, plan: &BucketPlan) -> Self {
         let mut early = Self { group: Some(group), ..Self::new(params) };
         if let Some((_, buckets)) = plan.buckets.split_last() {
             buckets.iter().flat_map(|bucket| &bucket.params).for_each(|index| early.leaves[*index] = true);
@@ -204,6 +213,9 @@ impl<B: Backend> Reducer<B> {
     /// A backward pass begins that reaches marked parameters. `alone`: of no other replica.
     pub(super) fn begin(&mut self, alone: bool) {
         let early = &mut self.early;
+        if let Some(arrivals) = &mut early.arrivals {
+            arrivals.clear();
+        }
         // A layer that communicates in the backward pass takes turns with the buckets, which may leave at other times on
         // other ranks: the order of operations would differ.
         let free = early.group.as_ref().is_some_and(|group| !group.is_used_in_backward());
@@ -211,9 +223,37 @@ impl<B: Backend> Reducer<B> {
         early.open = if alone && free && fresh { self.ahead.next(self.reduction) } else { None };
     }
 
+    /// The order in which gradients came in the last backward pass; from then on nobody looks.
+    pub(crate) fn take_arrivals(&mut self) -> Vec<usize> {
+        self.early.arrivals.take().unwrap_or_default()
+    }
+
+    /// Plans the buckets of at most `cap` bytes anew, in the order `arrivals`, and behind it, in reverse visit order, what
+    /// is not in it. Between two windows, on all ranks alike. The bits of a sum do not depend on its bucket.
+    pub(crate) fn reorder(&mut self, arrivals: &[usize], cap: Option<usize>) {
+        let trained =
+            |index: &usize| self.specs.get(*index).is_some_and(|spec| spec.role == ParamRole::Trained);
+        let mut order = Vec::new();
+        for index in arrivals.iter().copied().chain((0..self.specs.len()).rev()).filter(trained) {
+            if !order.contains(&index) {
+                order.push(index);
+            }
+        }
+        let (first, others) = (cap.unwrap_or(FIRST_BUCKET_BYTES), cap.unwrap_or(BUCKET_BYTES));
+        self.plan = BucketPlan::new(&on_wire(&self.specs), order, first, others);
+        if let Some(group) = self.early.group.take() {
+            self.early = Early { arrivals: None, ..Early::over(group, self.specs.len(), &self.plan) };
+        }
+    }
+
     /// Takes `gradient` of parameter `index`, for good, and leaves an empty tensor of as many dimensions; or leaves it.
     pub(super) fn offer(&mut self, index: usize, gradient: &mut burn::tensor::ops::FloatTensor<B>) {
         use burn_backend::TensorMetadata;
+        if let Some(arrivals) = &mut self.early.arrivals
+            && !arrivals.contains(&index)
+        {
+            arrivals.push(index);
+        }
         let Some(Expected(weight)) = self.early.open else { return };
         let (shape, spec) = (gradient.shape(), &self.specs[index]);
         let fits = shape.to_vec() == spec.shape && shape.num_elements() > 0;

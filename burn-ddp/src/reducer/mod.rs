@@ -103,15 +103,7 @@ impl<B: Backend> Reducer<B> {
         reduction: GradientReduction,
         order: Order,
     ) -> Self {
-        // Half-precision gradients travel as f32: sums of weighted halves would overflow or vanish.
-        let wire: Vec<_> = specs
-            .iter()
-            .map(|spec| match spec.dtype {
-                DType::F16 | DType::BF16 => ParamSpec { dtype: DType::F32, ..spec.clone() },
-                _ => spec.clone(),
-            })
-            .collect();
-        let plan = BucketPlan::for_gradients(&wire, cap);
+        let plan = BucketPlan::for_gradients(&on_wire(&specs), cap);
         let params = specs.len();
         Self {
             specs,
@@ -297,6 +289,15 @@ impl<B: Backend> Reducer<B> {
         });
         Ok(Reduction { gradients, loss, partly_used, used_here, empty: weight == 0.0 })
     }
+}
+
+/// What travels for gradients of `specs`: half precision as f32, because sums of weighted halves would overflow or vanish.
+fn on_wire(specs: &[ParamSpec]) -> Vec<ParamSpec> {
+    let wire = |spec: &ParamSpec| match spec.dtype {
+        DType::F16 | DType::BF16 => ParamSpec { dtype: DType::F32, ..spec.clone() },
+        _ => spec.clone(),
+    };
+    specs.iter().map(wire).collect()
 }
 
 fn scalar<B: Backend>(tensor: FloatTensor<B>) -> Result<f64> {

@@ -185,6 +185,8 @@ impl<B: AutodiffBackend> Replica<B> {
                 verify_parameters::<B, M>(model, &self.group, self.steps)?;
             }
             self.look_at_usage(&reduction)?;
+            #[cfg(feature = "overlap")]
+            self.follow_arrivals()?;
             self.finish(reduction)
         });
         self.steps += 1;

@@ -8,6 +8,8 @@ use super::Replica;
 use super::marks;
 use crate::bucket::ParamSpec;
 use crate::error::{Error, Result};
+#[cfg(feature = "overlap")]
+use crate::rank::Rank;
 use crate::reducer::{OverlapStats, TURN_OFF};
 
 impl<B: AutodiffBackend> Replica<B> {
@@ -59,6 +61,33 @@ impl<B: AutodiffBackend> Replica<B> {
     #[cfg(feature = "overlap")]
     pub(super) fn overlaps(&self) -> bool {
         self.options.overlap && self.group.is_connected() && self.plan.buckets.len() > 1
+    }
+
+    /// After the first optimizer step: plans buckets in the order in which rank 0's gradients came, as PyTorch DDP does.
+    /// Visit order does not tell it: Burn runs a backward pass by the depth of its nodes, and a parameter that is
+    /// reshaped before it is used (gamma and beta of a `LayerNorm` are) gets its gradient at the very end, up to which a
+    /// bucket would wait for it.
+    #[cfg(feature = "overlap")]
+    pub(super) fn follow_arrivals(&mut self) -> Result<()> {
+        let mixed = self.plan.buckets.windows(2).any(|pair| pair[0].dtype != pair[1].dtype);
+        if self.steps > 0 || !self.group.is_connected() || self.plan.buckets.len() < 2 || mixed {
+            return Ok(());
+        }
+        let mine: Vec<u8> = self
+            .reducer
+            .lock()
+            .take_arrivals()
+            .iter()
+            .flat_map(|index| (*index as u64).to_le_bytes())
+            .collect();
+        let of_rank_0 = self.group.broadcast_bytes(&mine, Rank(0))?;
+        let arrivals: Vec<usize> =
+            of_rank_0.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes) as usize).collect();
+        let mut reducer = self.reducer.lock();
+        reducer.reorder(&arrivals, self.options.bucket_bytes);
+        self.plan = reducer.plan().clone();
+        tracing::debug!("{} reduces from now on\n{}", self.group.rank(), self.plan);
+        Ok(())
     }
 
     /// Claims the parameters of `model`, and returns it with them marked. Without buckets that leave early too: a backward

@@ -76,7 +76,7 @@ fn a_mistake_is_an_error_that_says_what_to_do() {
         ("weight", &["weight 5", "weight 3", "expect_weight(5)"]),
         ("no expectation", &["weight 2", "weight 1", "expect_weight(2)"]),
         ("bad expectation", &["weight NaN"]),
-        ("empty", &["layers.0.bias", "is missing", "with_overlap(false)"]),
+        ("empty", &["layers.0.weight", "is missing", "with_overlap(false)"]),
         ("discard", &["discarded after 9", "leave the optimizer step out"]),
         ("discard twice", &["discarded after 9", "leave the optimizer step out"]),
         ("discard and go on", &["barrier was called after gradient buckets", "with_overlap(false)"]),
@@ -94,7 +94,7 @@ fn a_mistake_is_an_error_that_says_what_to_do() {
 #[test]
 fn an_error_of_the_group_in_the_backward_pass_comes_out_of_reduce() {
     let outcomes = Launch::new("mistake", 2).argument("abort").run();
-    outcomes[0].failed_saying(&["rank 1", "gradient bucket 0 (`layers.4.bias`", "this rank has had enough"]);
+    outcomes[0].failed_saying(&["rank 1", "gradient bucket 0 (`layers.4.weight`", "this rank has had enough"]);
     assert!(!outcomes[0].stderr.contains("panicked"), "{}", outcomes[0].stderr);
 }
 
