@@ -38,6 +38,9 @@ struct Args {
     /// Choose the batch such that the backward pass takes as long as the communication
     #[arg(long)]
     balance: bool,
+    /// Largest bucket in bytes [default: the library's]
+    #[arg(long)]
+    bucket_bytes: Option<usize>,
     /// Times that each is measured
     #[arg(long, default_value_t = 10)]
     iterations: usize,
@@ -50,8 +53,9 @@ struct Way {
 }
 
 impl Way {
-    fn new(shape: &Shape, group: &Group, overlap: bool) -> Result<Self> {
+    fn new(shape: &Shape, group: &Group, bucket: Option<usize>, overlap: bool) -> Result<Self> {
         let options = ReplicaOptions::new().with_overlap(overlap);
+        let options = bucket.map_or(options.clone(), |bytes| options.with_bucket_bytes(bytes));
         let (model, replica) = Replica::new(Transformer::new(shape, &FlexDevice), group, options)?;
         Ok(Self { model, replica })
     }
@@ -99,12 +103,12 @@ impl Args {
     fn compare(&self, group: &Group) -> Result<()> {
         let (rank, world) = (group.rank(), group.world_size());
         let mut shape = self.shape;
-        let mut without = Way::new(&shape, group, false)?;
+        let mut without = Way::new(&shape, group, self.bucket_bytes, false)?;
         if self.balance {
             shape.batch = balanced(&shape, group, &mut without)?;
         }
         let batch = Batch::new(&shape, rank.0, &FlexDevice);
-        let mut with = Way::new(&shape, group, true)?;
+        let mut with = Way::new(&shape, group, self.bucket_bytes, true)?;
         let parameters = without.verify(group, &batch)?;
         with.verify(group, &batch)?;
 

@@ -94,7 +94,11 @@ fn a_mistake_is_an_error_that_says_what_to_do() {
 #[test]
 fn an_error_of_the_group_in_the_backward_pass_comes_out_of_reduce() {
     let outcomes = Launch::new("mistake", 2).argument("abort").run();
-    outcomes[0].failed_saying(&["rank 1", "gradient bucket 0 (`layers.4.weight`", "this rank has had enough"]);
+    outcomes[0].failed_saying(&[
+        "rank 1",
+        "gradient bucket 0 (`layers.4.weight`",
+        "this rank has had enough",
+    ]);
     assert!(!outcomes[0].stderr.contains("panicked"), "{}", outcomes[0].stderr);
 }
 
