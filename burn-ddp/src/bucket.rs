@@ -2,7 +2,7 @@
 //!
 //! Pure: a plan is a function of the parameters' specifications, so it is equal on all ranks once these have
 //! been compared, and it can be printed and tested without a model. Gradients of late layers are ready first,
-//! hence reverse visit order; a small first bucket starts communication early.
+//! hence reverse visit order (with `overlap` the order of arrival after the first step); a small first bucket starts communication early.
 
 use std::fmt;
 

@@ -60,7 +60,8 @@ pub struct GroupOptions {
     #[new(default)]
     pub transport: TransportKind,
     /// Most bytes of shared memory that the ranks of a host may reserve together for this group (`BURN_DDP_SHM_BYTES`; no
-    /// limit). A group of two takes 2 MiB, one of eight 8 MiB, none more than 10 MiB up to 64 ranks.
+    /// limit). A group of two takes 2134016, one of eight 8.2 MiB, none more than 10 MiB up to 64 ranks; with less all
+    /// its ranks of this host talk over TCP.
     #[new(default)]
     pub shared_memory: Option<usize>,
     /// The host that this rank takes itself to be on (`BURN_DDP_HOST`; the host's name). Ranks that give different names

@@ -1,4 +1,4 @@
-//! Collective operations over any wire.
+//! Collective operations over a wire, a host's shared memory, or both.
 //!
 //! The algorithms stand between the wire, which moves frames and knows no arithmetic, and the communicator,
 //! which knows tensors and no peers. They see bytes, a [`DType`] and a [`ReduceOp`](crate::dtype::ReduceOp), so they serve every

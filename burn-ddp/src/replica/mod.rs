@@ -146,7 +146,7 @@ impl<B: AutodiffBackend> Replica<B> {
         &self.group
     }
 
-    /// Which parameters travel together.
+    /// Which parameters travel together; with the feature `overlap` in another order after the first step.
     pub fn plan(&self) -> &BucketPlan {
         &self.plan
     }
@@ -167,7 +167,8 @@ impl<B: AutodiffBackend> Replica<B> {
     }
 
     /// Adds the window's last micro-step and reduces the window over all ranks: the gradient of the global
-    /// batch, its loss and its norm, equal on all ranks. One collective a bucket and none besides.
+    /// batch, its loss and its norm, equal on all ranks. One collective a bucket, and none besides but those
+    /// of options that say so; with the feature `overlap` one small broadcast in the first step.
     ///
     /// # Errors
     /// Any error of the group, naming rank, operation and bucket; an error of this rank (a changed set of

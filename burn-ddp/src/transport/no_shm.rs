@@ -1,4 +1,4 @@
-//! What `shm.rs` is on systems without its means (anonymous files, abstract sockets, futexes): no rank finds another to
+//! What `shm/mod.rs` is on systems without its means (anonymous files, abstract sockets, futexes): no rank finds another to
 //! share memory with, and all of them talk over TCP. The types have no values, so nothing here is ever run.
 
 use std::convert::Infallible;
