@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use burn::tensor::Tensor;
 use burn_ddp::{Ddp, Error, ErrorKind, ProcessGroup, ReduceOp, Result};
-use burn_ddp_examples::{Place, exit_code, launcher, place, say};
+use burn_ddp_examples::{Place, exit_code, launcher, log_to_stderr, place, say};
 use burn_flex::{Flex, FlexDevice};
 use clap::Parser;
 
@@ -75,5 +75,6 @@ fn run(args: &Args) -> Result<()> {
 }
 
 fn main() -> ExitCode {
+    log_to_stderr();
     exit_code("all_reduce", run(&Args::parse()))
 }
