@@ -27,6 +27,7 @@ impl CallerBusy {
 
 /// The ranks that share a board.
 #[derive(Clone, Debug)]
+#[allow(dead_code, reason = "a board that is never made")]
 pub(crate) struct BoardPlan {
     /// In ascending order.
     pub members: Vec<Rank>,
