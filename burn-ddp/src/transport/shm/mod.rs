@@ -2,13 +2,13 @@
 //!
 //! It is no [`Transport`](super::Transport), because frames would cost what shared memory saves: a sum can be taken
 //! straight out of what the others have written, and a result that is written once can be read by all. So this seam is
-//! lower and smaller than a wire: a [`Board`] on which every rank has a place of its own. All ranks take the same
+//! lower and smaller than a wire: a `Board` on which every rank has a place of its own. All ranks take the same
 //! turns: write on one's own place, publish, wait until all have published, read the places of the others. Which bytes
 //! that are is the collectives' business.
 //!
 //! A rank has several places and uses them in turn, which is all the flow control there is. Whoever writes for step s + 1
 //! overwrites what it wrote for step s - 3 (with two places it would be s - 1), and has seen everybody publish step s; and
-//! nobody publishes step s before it has read step s - 1 and all before it. A [`Turn`] borrows the board, so the compiler keeps each rank to its half of that.
+//! nobody publishes step s before it has read step s - 1 and all before it. A `Turn` borrows the board, so the compiler keeps each rank to its half of that.
 //!
 //! The ranks of a host find each other by an abstract Unix socket (`meet.rs`), over which the memory is handed out:
 //! whoever can connect to it runs on the same kernel and in the same network namespace.
