@@ -3,11 +3,15 @@
 
 use super::exchange::{Exchange, byte_chunk};
 use super::segments::Segments;
-use super::{Collectives, SMALL, Way, elements};
+use super::{Collectives, Way, elements};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::transport::OpKind;
+
+/// Up to so many bytes the root sends everything to everybody, in one phase rather than two of chunks: rounds cost more
+/// than bytes.
+const SMALL: usize = 4096;
 
 impl Collectives {
     /// Replaces `data` on every rank by the root's. It is a list of buffers that count as one run of elements; ranks may

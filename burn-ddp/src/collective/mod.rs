@@ -69,10 +69,6 @@ use hosts::Hosts;
 use scratch::Scratch;
 use shared::Shared;
 
-/// Up to so many bytes, one phase in which everybody gets everything beats two phases of chunks: rounds cost
-/// more than bytes.
-const SMALL: usize = 4096;
-
 /// The collective operations of one rank.
 ///
 /// All ranks must call the same methods in the same order with the same counts, types and roots; a call that
