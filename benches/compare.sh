@@ -8,6 +8,8 @@
 # and slow modes several times apart: a round in which the two bounds differ by more than 1.3 (--differ; geometric mean of
 # the factors over the sizes) is dropped and run again, until enough are kept or 15 (--tries) were run.
 #
+# Memory that was freed stays with the process, in ours and the peers: page faults would be most of the noise.
+#
 # Processes are not bound to cores, as torchrun and burnrun do not bind them, and mpirun is told not to; --pin binds
 # rank r of every system to core r. The bound is always pinned. Threads of a process: one.
 #
@@ -43,6 +45,7 @@ mkdir -p "$out" "$env"
 log=$out/log
 cores=$(env -u OMP_NUM_THREADS nproc)
 export RAYON_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
+export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 say() { printf '%s\n' "$*" >&2; }

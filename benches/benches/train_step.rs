@@ -1,14 +1,19 @@
 //! A training step of a transformer of 30 million parameters on 1 to N ranks, with gradient synchronization on and off.
 //!
-//! Off is what PyTorch's `no_sync` with an optimizer step is: every rank trains alone. Blocks of both alternate in one
-//! run, each step begins with a barrier, and the time is rank 0's; what counts for a block is its median, and what is
-//! printed is the smallest of these. Before that, each gradient is compared with the mean of all ranks' own, and
-//! the parameters of all ranks are compared by hash.
+//! Off is what PyTorch's `no_sync` with an optimizer step is: every rank trains alone. Steps of both kinds take turns. A step
+//! lasts from the moment when all ranks are ready to the one when all are done, on or off, so that what on adds is the
+//! reduction and not the wait for the slowest rank. What counts are the median of each kind and that of the differences
+//! between neighbours. Before that, each gradient is compared with the mean of all ranks' own, and the parameters of all
+//! ranks are compared by hash.
 //!
 //! The peak of memory (VmHWM) is taken before anything is verified, on all ranks, and compared with a process that
 //! trains alone and knows no ranks: the same program, shape and number of steps.
 //!
+//! Tensors of some MiB that come and go in every step cost more page faults than anything else costs that is measured
+//! here, and unevenly, so let the allocator keep memory:
+//!
 //! ```sh
+//! export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
 //! RAYON_NUM_THREADS=1 cargo bench -p burn-ddp-benches --bench train_step -- --nproc 1,2
 //! ```
 
@@ -40,11 +45,8 @@ struct Args {
     ranks: Ranks,
     #[command(flatten)]
     shape: Shape,
-    /// Blocks of steps with synchronization, and as many without
-    #[arg(long, default_value_t = 2)]
-    blocks: usize,
-    /// Steps of a block that are timed
-    #[arg(long, default_value_t = 12)]
+    /// Steps with synchronization that are timed, and as many without
+    #[arg(long, default_value_t = 24)]
     steps: usize,
     /// Train alone and print the peak of memory
     #[arg(long, hide = true)]
@@ -54,7 +56,7 @@ struct Args {
     peak_alone: Option<usize>,
 }
 
-/// Steps before a block's times are taken.
+/// Steps before times are taken.
 const WARM_UP: usize = 3;
 
 struct Training {
@@ -137,9 +139,13 @@ impl Args {
         let bytes = verify(&training, &alone, &mut replica)?;
 
         let (mut off, mut on) = (Vec::new(), Vec::new());
-        for _ in 0..self.blocks.max(1) {
-            off.push(self.block(group, || alone.step(None))?);
-            on.push(self.block(group, || training.step(Some(&mut replica)))?);
+        for iteration in 0..WARM_UP + self.steps.max(1) {
+            let without = timed(group, || alone.step(None))?;
+            let with = timed(group, || training.step(Some(&mut replica)))?;
+            if iteration >= WARM_UP {
+                off.push(without);
+                on.push(with);
+            }
         }
         if !rank.is_root() {
             return Ok(());
@@ -149,18 +155,7 @@ impl Args {
         self.report_memory(bytes, peaks.max())
     }
 
-    fn block(&self, group: &ProcessGroup<Ddp<Flex>>, mut step: impl FnMut() -> Result<()>) -> Result<Times> {
-        let mut times: Vec<Duration> = Vec::with_capacity(self.steps);
-        for iteration in 0..WARM_UP + self.steps.max(1) {
-            group.barrier()?;
-            let start = Instant::now();
-            step()?;
-            times.extend((iteration >= WARM_UP).then(|| start.elapsed()));
-        }
-        Ok(Times::new(times))
-    }
-
-    fn report(&self, world: usize, bytes: usize, off: &[Times], on: &[Times]) -> Result<()> {
+    fn report(&self, world: usize, bytes: usize, off: &[Duration], on: &[Duration]) -> Result<()> {
         let shape = &self.shape;
         say(format_args!(
             "train_step, {world} process(es), {:.1} M parameters, {} x {} tokens on each, verified",
@@ -168,22 +163,19 @@ impl Args {
             shape.batch,
             shape.tokens
         ))?;
-        let fastest = |blocks: &[Times]| {
-            let by_median = |a: &&Times, b: &&Times| a.median().total_cmp(&b.median());
-            blocks.iter().min_by(by_median).cloned().ok_or_else(|| Error::config("there were no blocks"))
-        };
-        let (off, on) = (fastest(off)?, fastest(on)?);
-        let [without, with] = [off.median(), on.median()];
+        // Drift of the machine is in both steps of a pair.
+        let added = Times::of_differences(on, off);
+        let (off, on) = (Times::new(off.iter().copied()), Times::new(on.iter().copied()));
         let [a, b, c, d] = ["off ms", "on ms", "added ms", "on / off"];
         say(format_args!("{a:>10} {b:>10} {c:>10} {d:>10}"))?;
         say(format_args!(
             "{:>10.2} {:>10.2} {:>10.2} {:>10.3}",
-            without / 1e3,
-            with / 1e3,
-            (with - without) / 1e3,
-            with / without
+            off.median() / 1e3,
+            on.median() / 1e3,
+            added.median() / 1e3,
+            on.median() / off.median()
         ))?;
-        for (bench, times) in [("step_off", off), ("step_on", on)] {
+        for (bench, times) in [("step_off", off), ("step_on", on), ("step_added", added)] {
             Measurement { bench, dtype: DType::F32, bytes, world }
                 .append(self.ranks.csv.as_deref(), &times)?;
         }
@@ -199,6 +191,15 @@ impl Args {
             peak - alone
         ))
     }
+}
+
+/// How long `step` takes all ranks.
+fn timed(group: &ProcessGroup<Ddp<Flex>>, step: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    group.barrier()?;
+    let start = Instant::now();
+    step()?;
+    group.barrier()?;
+    Ok(start.elapsed())
 }
 
 /// A model with the values and ids of `model` that no replica knows: nothing takes its gradients in a backward pass.

@@ -1,5 +1,5 @@
-"""A training step under PyTorch's DistributedDataParallel, gradient synchronization on against off: the shapes, blocks
-and steps of `benches/train_step.rs`. `torchrun --standalone --nproc-per-node 2 ddp_step.py`."""
+"""A training step under PyTorch's DistributedDataParallel, gradient synchronization on against off: the shapes, steps
+and times of `benches/train_step.rs`. `torchrun --standalone --nproc-per-node 2 ddp_step.py`."""
 
 import argparse
 import contextlib
@@ -78,20 +78,19 @@ class Training:
         dist.barrier()
 
 
-def block(args, training, synchronize):
-    times = []
-    for _ in range(measure.WARM_UP + args.steps):
-        dist.barrier()
-        start = time.perf_counter()
-        training.step(synchronize)
-        times.append(time.perf_counter() - start)
-    return sorted(times[measure.WARM_UP:])
+def timed(training, synchronize):
+    """How long a step takes all ranks."""
+    dist.barrier()
+    start = time.perf_counter()
+    training.step(synchronize)
+    dist.barrier()
+    return time.perf_counter() - start
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     shape = {"width": 512, "layers": 8, "tokens": 64, "batch": 4, "vocabulary": 5000}
-    for name, default in (shape | {"blocks": 2, "steps": 12}).items():
+    for name, default in (shape | {"steps": 24}).items():
         parser.add_argument(f"--{name}", type=int, default=default, help="(%(default)s)")
     measure.pin(parser)
     args = parser.parse_args()
@@ -103,16 +102,13 @@ def main():
     for _ in range(measure.WARM_UP):
         training.step(True)
     training.verify()
-    blocks = {"step_off": [], "step_on": []}
-    for _ in range(args.blocks):
-        for bench, times in blocks.items():
-            times.append(block(args, training, bench == "step_on"))
+    pairs = [(timed(training, False), timed(training, True)) for _ in range(measure.WARM_UP + args.steps)]
+    off, on = zip(*pairs[measure.WARM_UP:])
     if dist.get_rank() == 0:
         size_bytes = sum(parameter.numel() * 4 for parameter in training.model.parameters())
-        for bench, times in blocks.items():
-            # The block with the smallest median counts.
-            fastest = min(times, key=lambda times: times[len(times) // 2])
-            measure.report(bench, size_bytes, dist.get_world_size(), "torch", fastest)
+        added = [slow - fast for slow, fast in zip(on, off)]
+        for bench, times in {"step_off": off, "step_on": on, "step_added": added}.items():
+            measure.report(bench, size_bytes, dist.get_world_size(), "torch", times)
     dist.destroy_process_group()
 
 

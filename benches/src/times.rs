@@ -15,6 +15,16 @@ impl Times {
         Self(times)
     }
 
+    /// By how much each of `longer` is longer than its counterpart, which may be less than nothing.
+    pub fn of_differences(longer: &[Duration], shorter: &[Duration]) -> Self {
+        assert!(!longer.is_empty() && longer.len() == shorter.len(), "no pairs were timed");
+        let difference =
+            |(longer, shorter): (&Duration, &Duration)| (longer.as_secs_f64() - shorter.as_secs_f64()) * 1e6;
+        let mut times: Vec<f64> = longer.iter().zip(shorter).map(difference).collect();
+        times.sort_by(f64::total_cmp);
+        Self(times)
+    }
+
     /// The shortest, in µs.
     pub fn minimum(&self) -> f64 {
         self.0[0]
@@ -34,5 +44,8 @@ mod tests {
     fn order_does_not_matter() {
         let times = Times::new([30, 10, 20].map(Duration::from_micros));
         assert_eq!((times.minimum(), times.median()), (10.0, 20.0));
+        let [slow, fast] = [[30, 10, 50], [10, 20, 40]].map(|times| times.map(Duration::from_micros));
+        let added = Times::of_differences(&slow, &fast);
+        assert_eq!([added.minimum(), added.median()].map(f64::round), [-10.0, 10.0]);
     }
 }

@@ -60,15 +60,16 @@ impl<B: Backend> ProcessGroup<B> {
         self.list(Operation::AllReduce(op), tensors)
     }
 
-    /// The sums of a bucket's tensors, sent while a backward pass runs by whoever has the `turn`.
+    /// [`ProcessGroup::all_reduce_list`] of a bucket, sent while a backward pass runs by whoever has the `turn`.
     #[cfg(feature = "overlap")]
     pub(crate) fn all_reduce_in_backward(
         &self,
         tensors: Vec<AnyTensor<B>>,
+        op: ReduceOp,
         turn: &super::Turn,
     ) -> Work<Vec<AnyTensor<B>>> {
         self.0.counters.in_backward();
-        turn.send(|| self.all_reduce_list(tensors, ReduceOp::Sum))
+        turn.send(|| self.all_reduce_list(tensors, op))
     }
 
     /// [`ProcessGroup::broadcast`] of several tensors of one dtype as one collective.

@@ -272,6 +272,7 @@ impl<B: Backend> Reducer<B> {
     /// Sends the buckets, in the plan's order and but the last, whose gradients have all been taken.
     fn send_complete(&mut self) {
         let Some(group) = self.early.group.clone() else { return };
+        let op = self.op(&group);
         let mut gradients = std::mem::take(&mut self.window.closed);
         while let Some(bucket) = self.plan.buckets.get(self.flight.sent())
             && self.flight.sent() + 1 < self.plan.buckets.len()
@@ -280,7 +281,7 @@ impl<B: Backend> Reducer<B> {
             && let Some(turn) = &self.early.turn
         {
             let list = self.list(self.flight.sent(), &mut gradients, &group);
-            self.flight.push(group.all_reduce_in_backward(list, turn));
+            self.flight.push(group.all_reduce_in_backward(list, op, turn));
             self.stats.in_backward += 1;
         }
         self.window.closed = gradients;

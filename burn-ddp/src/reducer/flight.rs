@@ -9,7 +9,7 @@ use burn::tensor::{Shape, TensorData};
 use super::{Reducer, float_dtype};
 use crate::bucket::ParamSpec;
 use crate::communicator::{AnyTensor, into_data};
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::{ProcessGroup, Work};
 
@@ -51,7 +51,8 @@ impl<B: Backend> Flight<B> {
 }
 
 impl<B: Backend> Reducer<B> {
-    /// Replaces `gradients` by their sums over all ranks, one collective a bucket, and returns the sum of tails.
+    /// Replaces `gradients` by what [`op`](Self::op) makes of all ranks', one collective a bucket, and returns that of
+    /// the tails.
     /// Sends what `flight` has not sent yet.
     pub(super) fn all_reduce(
         &mut self,
@@ -60,6 +61,7 @@ impl<B: Backend> Reducer<B> {
         gradients: &mut [Option<FloatTensor<B>>],
         tail: &[f64],
     ) -> Result<Vec<f64>> {
+        let op = self.op(group);
         let count = self.plan.buckets.len().max(1);
         self.stats.after_backward += (count - flight.sent()) as u64;
         for number in flight.sent()..count {
@@ -70,7 +72,7 @@ impl<B: Backend> Reducer<B> {
             if number + 1 == count {
                 list.push(AnyTensor::Float(tail_tensor::<B>(tail, self.tail_dtype(), group.device())));
             }
-            flight.push(group.all_reduce_list(list, ReduceOp::Sum));
+            flight.push(group.all_reduce_list(list, op));
         }
         while !flight.works.is_empty() {
             self.land(&mut flight)?;

@@ -5,6 +5,10 @@
 //! all weights. Weights, losses and the record of which parameters were used travel behind the last bucket, so
 //! that one optimizer step costs one collective a bucket and none for the loss.
 //!
+//! The sum of all weights is known last, and dividing then is one more pass over all gradients. So a number of ranks
+//! by which division is exact (a power of two) is divided out by the collectives ([`Reducer::op`]), and where nothing
+//! is left to divide by, as without weights and accumulation, there is no such pass.
+//!
 //! With the feature `overlap` buckets leave while the window's last backward pass runs ([`early`]), if that is known to
 //! be the last ([`ahead`]).
 
@@ -17,7 +21,7 @@ use burn_backend::Scalar;
 
 use crate::bucket::{BucketPlan, ParamRole, ParamSpec};
 use crate::communicator::{AnyTensor, into_data};
-use crate::dtype::DType;
+use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 
@@ -215,9 +219,23 @@ impl<B: Backend> Reducer<B> {
         tail.extend(used_here.iter().map(|used| f64::from(u8::from(*used))));
         // A rank without items lacks nothing.
         let used_here = used_here.into_iter().map(|used| used || micro_steps == 0.0).collect();
-        let sum_of_tails =
+        let op = self.op(group);
+        let divided_by = if op == ReduceOp::Mean { group.world_size() as f64 } else { 1.0 };
+        let mut sum_of_tails =
             if group.is_connected() { self.all_reduce(flight, group, &mut gradients, &tail)? } else { tail };
-        self.scale(gradients, &window.dtypes, &sum_of_tails, used_here).map_err(|error| group.agreed(error))
+        sum_of_tails.iter_mut().for_each(|number| *number *= divided_by);
+        self.scale(gradients, divided_by, &window.dtypes, &sum_of_tails, used_here)
+            .map_err(|error| group.agreed(error))
+    }
+
+    /// What collectives make of the gradients: their mean over the ranks, where that is the sum but for the exponent,
+    /// else their sum. Exponents have an end: a bit may go below the smallest normal number, so not where bits count.
+    fn op(&self, group: &ProcessGroup<B>) -> ReduceOp {
+        let exact = group.is_connected() && group.world_size().is_power_of_two();
+        match (self.reduction, self.order) {
+            (GradientReduction::Mean, Order::AsTheyCome) if exact => ReduceOp::Mean,
+            _ => ReduceOp::Sum,
+        }
     }
 
     /// An error unless a window of `given` micro-steps `fits` the number that the order asks for, if it does.
@@ -236,10 +254,11 @@ impl<B: Backend> Reducer<B> {
         self.plan.buckets.last().map_or(DType::F32, |bucket| bucket.dtype)
     }
 
-    /// Divides the sums and leaves out what no rank used.
+    /// Divides the sums, of which `divided_by` is divided out already, and leaves out what no rank used.
     fn scale(
         &self,
         mut gradients: Vec<Option<FloatTensor<B>>>,
+        divided_by: f64,
         dtypes: &[Option<burn::tensor::DType>],
         tail: &[f64],
         used_here: Vec<bool>,
@@ -267,11 +286,12 @@ impl<B: Backend> Reducer<B> {
                 partly_used.push(index);
             }
         }
+        let divisor = weight / divided_by;
         for ((gradient, spec), dtype) in gradients.iter_mut().zip(&self.specs).zip(dtypes) {
             *gradient = gradient.take().map(|gradient| {
                 let gradient = match self.reduction {
-                    GradientReduction::Mean if weight != 1.0 => {
-                        B::float_div_scalar(gradient, Scalar::from(weight))
+                    GradientReduction::Mean if divisor != 1.0 => {
+                        B::float_div_scalar(gradient, Scalar::from(divisor))
                     }
                     _ => gradient,
                 };

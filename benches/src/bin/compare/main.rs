@@ -73,10 +73,8 @@ mod tests {
 1,all_reduce,f32,4096,2,ours,3.5,3.0
 1,all_reduce,f32,4096,2,mpi,7,6
 2,all_reduce,f32,4096,2,ours,2.5,2.0
-1,step_off,f32,100,2,torch,50,50
-1,step_on,f32,100,2,torch,70,70
-2,step_off,f32,100,2,torch,60,60
-2,step_on,f32,100,2,torch,65,65
+1,step_added,f32,100,2,torch,20,-5
+2,step_added,f32,100,2,torch,15,3
 ";
 
     #[test]
