@@ -2,7 +2,8 @@
 //! without, beside the backward pass alone and the communication alone.
 //!
 //! Where communication takes as long as the backward pass, there is most to gain: `--balance` chooses the batch so. The four
-//! alternate; ranks pass a barrier before each, and the time is rank 0's. Before that, the reduced gradients of both ways
+//! alternate; ranks pass a barrier before each, and the backward pass alone ends with one: the slowest rank's is what there is
+//! to hide behind. Before that, the reduced gradients of both ways
 //! are compared with the mean of all ranks' own.
 //!
 //! ```sh
@@ -60,12 +61,28 @@ impl Way {
         Ok(Self { model, replica })
     }
 
-    /// From the start of the backward pass to the end of the reduction, and the backward pass alone.
-    fn run(&mut self, group: &Group, batch: &Batch<B>) -> Result<(Duration, Duration)> {
+    /// From the start of the backward pass to the end of the reduction.
+    fn run(&mut self, group: &Group, batch: &Batch<B>) -> Result<Duration> {
+        Ok(self.run_and(group, batch, || Ok(()))?.0)
+    }
+
+    /// The same without overlap, and the backward pass of the slowest rank.
+    fn run_apart(&mut self, group: &Group, batch: &Batch<B>) -> Result<(Duration, Duration)> {
+        self.run_and(group, batch, || group.barrier())
+    }
+
+    /// From the start of the backward pass to the end of the reduction, and to that of `between`.
+    fn run_and(
+        &mut self,
+        group: &Group,
+        batch: &Batch<B>,
+        between: impl FnOnce() -> Result<()>,
+    ) -> Result<(Duration, Duration)> {
         let loss = self.model.loss(batch);
         group.barrier()?;
         let start = Instant::now();
         let gradients = GradientsParams::from_grads(loss.backward(), &self.model);
+        between()?;
         let backward = start.elapsed();
         self.replica.reduce(&self.model, MicroStep::new(gradients).with_loss(loss))?;
         Ok((start.elapsed(), backward))
@@ -115,10 +132,10 @@ impl Args {
         let [mut backward, mut communication, mut off, mut on] = [const { Vec::new() }; 4];
         for _ in 0..self.iterations.max(1) {
             communication.push(without.communicate(group, &batch)?);
-            let (whole, alone) = without.run(group, &batch)?;
+            let (whole, alone) = without.run_apart(group, &batch)?;
             backward.push(alone);
             off.push(whole);
-            on.push(with.run(group, &batch)?.0);
+            on.push(with.run(group, &batch)?);
         }
         if !rank.is_root() {
             return Ok(());
@@ -153,14 +170,17 @@ impl Args {
 /// The batch whose backward pass takes as long as the communication, the same on all ranks.
 fn balanced(shape: &Shape, group: &Group, way: &mut Way) -> Result<usize> {
     let batch = Batch::new(shape, group.rank().0, &FlexDevice);
-    let mut best = shape.batch;
-    // The first round warms up.
-    for _ in 0..2 {
-        let communication = way.communicate(group, &batch)?;
-        let (_, backward) = way.run(group, &batch)?;
-        let batch = shape.batch as f64 * communication.as_secs_f64() / backward.as_secs_f64();
-        best = (batch.round() as usize).clamp(1, 64);
+    let [mut communication, mut backward] = [const { Vec::new() }; 2];
+    for iteration in 0..6 {
+        let pair = (way.communicate(group, &batch)?, way.run_apart(group, &batch)?.1);
+        // The first ones warm up.
+        if iteration > 0 {
+            communication.push(pair.0);
+            backward.push(pair.1);
+        }
     }
+    let ratio = Times::new(communication).median() / Times::new(backward).median();
+    let best = ((shape.batch as f64 * ratio).round() as usize).clamp(1, 64);
     let rank_0 = group.broadcast_bytes(&best.to_le_bytes(), Rank(0))?;
     let batch = rank_0.try_into().map(usize::from_le_bytes);
     batch.map_err(|bytes| Error::config(format!("rank 0 sent no batch size but {bytes:?}")))

@@ -16,6 +16,11 @@ pub const BUCKET_BYTES: usize = 25 << 20;
 /// Default largest first bucket.
 pub const FIRST_BUCKET_BYTES: usize = 1 << 20;
 
+/// Buckets at least that a plan for overlap has where none is told: what a backward pass cannot hide is about the first
+/// bucket, which it has to compute, and the last, which it has to send.
+#[cfg(any(test, feature = "overlap"))]
+const OVERLAPPED: usize = 32;
+
 /// Refuses a bucket of `bytes` that cannot be meant; `memory` is this machine's, where it is known.
 ///
 /// # Errors
@@ -153,6 +158,13 @@ impl BucketPlan {
     }
 }
 
+#[cfg(any(test, feature = "overlap"))]
+/// Largest bucket for `bytes` of gradients that leave while a backward pass runs: [`BUCKET_BYTES`], or less where a model
+/// has so few that the pass would be over after some buckets, but not less than [`FIRST_BUCKET_BYTES`].
+pub(crate) fn overlapped_cap(bytes: usize) -> usize {
+    (bytes / OVERLAPPED).clamp(FIRST_BUCKET_BYTES, BUCKET_BYTES)
+}
+
 impl fmt::Display for BucketPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, bucket) in self.buckets.iter().enumerate() {
@@ -190,6 +202,11 @@ mod tests {
         let explicit = BucketPlan::for_gradients(&specs, Some(10 << 10));
         assert!(explicit.buckets.iter().all(|b| b.bytes <= 10 << 10 || b.params.len() == 1));
         assert_eq!(explicit.buckets.len(), 12);
+    }
+
+    #[test]
+    fn buckets_that_leave_early_are_many_and_not_tiny() {
+        assert_eq!([0, 128 << 20, 8 << 30].map(overlapped_cap), [1 << 20, 4 << 20, 25 << 20]);
     }
 
     #[test]

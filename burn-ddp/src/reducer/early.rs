@@ -15,7 +15,7 @@ use super::ahead::Expected;
 use super::on_wire;
 use super::{GradientReduction, Reducer};
 #[cfg(feature = "overlap")]
-use crate::bucket::{BUCKET_BYTES, BucketPlan, FIRST_BUCKET_BYTES, ParamRole};
+use crate::bucket::{BUCKET_BYTES, BucketPlan, FIRST_BUCKET_BYTES, ParamRole, overlapped_cap};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 #[cfg(feature = "overlap")]
@@ -228,8 +228,8 @@ impl<B: Backend> Reducer<B> {
         self.early.arrivals.take().unwrap_or_default()
     }
 
-    /// Plans the buckets of at most `cap` bytes anew, in the order `arrivals`, and behind it, in reverse visit order, what
-    /// is not in it. Between two windows, on all ranks alike. The bits of a sum do not depend on its bucket.
+    /// Plans the buckets anew, of at most `cap` bytes or of a size that suits the model, in the order `arrivals`, and
+    /// behind it, in reverse visit order, what is not in it. Between two windows, on all ranks alike. The bits of a sum do not depend on its bucket.
     pub(crate) fn reorder(&mut self, arrivals: &[usize], cap: Option<usize>) {
         let trained =
             |index: &usize| self.specs.get(*index).is_some_and(|spec| spec.role == ParamRole::Trained);
@@ -239,8 +239,14 @@ impl<B: Backend> Reducer<B> {
                 order.push(index);
             }
         }
-        let (first, others) = (cap.unwrap_or(FIRST_BUCKET_BYTES), cap.unwrap_or(BUCKET_BYTES));
-        self.plan = BucketPlan::new(&on_wire(&self.specs), order, first, others);
+        let specs = on_wire(&self.specs);
+        let usual = overlapped_cap(order.iter().map(|index| specs[*index].bytes()).sum());
+        let (first, others) = (cap.unwrap_or(FIRST_BUCKET_BYTES), cap.unwrap_or(usual));
+        self.plan = BucketPlan::new(&specs, order, first, others);
+        if cap.is_none() {
+            // As many bytes as before.
+            self.flight.multiply(BUCKET_BYTES / usual);
+        }
         if let Some(group) = self.early.group.take() {
             self.early = Early { arrivals: None, ..Early::over(group, self.specs.len(), &self.plan) };
         }

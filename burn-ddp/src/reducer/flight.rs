@@ -33,6 +33,12 @@ impl<B: Backend> Flight<B> {
         std::mem::replace(self, empty)
     }
 
+    /// Allows `times` as many buckets, for those that are so much smaller.
+    #[cfg(feature = "overlap")]
+    pub(super) fn multiply(&mut self, times: usize) {
+        self.limit = self.limit.saturating_mul(times.max(1));
+    }
+
     /// How many buckets were sent.
     pub(super) fn sent(&self) -> usize {
         self.landed.len() + self.works.len()
