@@ -17,6 +17,9 @@ type B = Autodiff<Inner>;
 
 const STEPS: usize = 10;
 const ACCUMULATION: usize = 2;
+const PARAMS: usize = 5;
+/// All but the last bucket of all steps but the first, which tells how long windows are.
+const EARLY: usize = if cfg!(feature = "overlap") { (STEPS - 1) * (PARAMS - 1) } else { 0 };
 
 #[derive(Module, Debug)]
 struct Model<B: Backend> {
@@ -55,11 +58,12 @@ fn noise<B: Backend>(seed: usize, count: usize, device: &B::Device) -> Tensor<B,
     Tensor::from_data(TensorData::new((0..count).map(value).collect::<Vec<f32>>(), [count]), device)
 }
 
-/// Losses, norms and parameters, and the hash of the parameters in the last line.
+/// Losses, norms and parameters; the hash of the parameters; and the buckets that left in backward passes.
 fn training() -> Result<String> {
     let group = group()?;
     let (rank, size, device) = (group.rank().0, group.world_size(), Default::default());
-    let options = ReplicaOptions::new().with_clip_norm(0.5);
+    let options =
+        ReplicaOptions::new().with_clip_norm(0.5).with_bucket_bytes(1).with_buckets_in_flight(PARAMS);
     let (mut model, mut replica) = Replica::new(Model::<B>::new(rank, &device), &group, options)?;
     let mut optimizer = AdamConfig::new().init();
     let mut numbers = Vec::new();
@@ -84,7 +88,8 @@ fn training() -> Result<String> {
         numbers.extend(tensor.into_data().iter::<f64>());
     }
     let numbers: Vec<String> = numbers.iter().map(f64::to_string).collect();
-    Ok(format!("{}\n{}", numbers.join(" "), replica.parameter_hash(&model)?))
+    let (hash, early) = (replica.parameter_hash(&model)?, replica.overlap().in_backward);
+    Ok(format!("{}\n{hash}\n{early}", numbers.join(" ")))
 }
 
 #[test]
@@ -97,6 +102,8 @@ fn a_training_is_the_one_over_tcp_and_equal_on_all_ranks() {
             let line = text.lines().next().expect("a line");
             line.split(' ').map(|text| text.parse().expect("a number")).collect()
         };
+        let early = nccl[0].lines().last().map(str::to_owned);
+        assert_eq!(early, Some(EARLY.to_string()), "buckets that left early");
         let (got, expected) = (values(&nccl[0]), values(&host[0]));
         assert_eq!((got.len(), expected.len()), (2 * STEPS + 5 * 13 + 13 + 3, got.len()));
         for (got, expected) in got.iter().zip(&expected) {
