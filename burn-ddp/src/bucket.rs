@@ -158,9 +158,9 @@ impl BucketPlan {
     }
 }
 
-#[cfg(any(test, feature = "overlap"))]
 /// Largest bucket for `bytes` of gradients that leave while a backward pass runs: [`BUCKET_BYTES`], or less where a model
 /// has so few that the pass would be over after some buckets, but not less than [`FIRST_BUCKET_BYTES`].
+#[cfg(any(test, feature = "overlap"))]
 pub(crate) fn overlapped_cap(bytes: usize) -> usize {
     (bytes / OVERLAPPED).clamp(FIRST_BUCKET_BYTES, BUCKET_BYTES)
 }

@@ -229,7 +229,8 @@ impl<B: Backend> Reducer<B> {
     }
 
     /// Plans the buckets anew, of at most `cap` bytes or of a size that suits the model, in the order `arrivals`, and
-    /// behind it, in reverse visit order, what is not in it. Between two windows, on all ranks alike. The bits of a sum do not depend on its bucket.
+    /// behind it, in reverse visit order, what is not in it. Between two windows, on all ranks alike. The bits of a sum do
+    /// not depend on its bucket.
     pub(crate) fn reorder(&mut self, arrivals: &[usize], cap: Option<usize>) {
         let trained =
             |index: &usize| self.specs.get(*index).is_some_and(|spec| spec.role == ParamRole::Trained);
