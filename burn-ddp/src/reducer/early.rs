@@ -245,7 +245,7 @@ impl<B: Backend> Reducer<B> {
         let (first, others) = (cap.unwrap_or(FIRST_BUCKET_BYTES), cap.unwrap_or(usual));
         self.plan = BucketPlan::new(&specs, order, first, others);
         if cap.is_none() {
-            // As many bytes as before.
+            // As many bytes on their way as in buckets of the usual size.
             self.flight.multiply(BUCKET_BYTES / usual);
         }
         if let Some(group) = self.early.group.take() {

@@ -22,7 +22,8 @@ pub struct ReplicaOptions {
     #[new(default)]
     pub report_norm: bool,
     /// Largest bucket in bytes, at least 1 and at most this machine's memory. `None` (default): 1 MiB for the first,
-    /// 25 MiB for the others.
+    /// 25 MiB for the others; with the feature `overlap`, after the first optimizer step, a 32nd of all gradients for the
+    /// others, but not less than 1 MiB and not more than 25.
     #[new(default)]
     pub bucket_bytes: Option<usize>,
     /// Makes a trained parameter without a gradient on some rank an error instead of a zero (off).
@@ -39,7 +40,9 @@ pub struct ReplicaOptions {
     /// What the bits of the training depend on.
     #[new(default)]
     pub reproducibility: Reproducibility,
-    /// Most gradient buckets that are on their way at a time, at least 1; default 2. It bounds memory where a bucket is
+    /// Most gradient buckets that are on their way at a time, at least 1; default 2. Without
+    /// [`bucket_bytes`](Self::bucket_bytes) they are counted as buckets of 25 MiB: of smaller ones, as the feature `overlap`
+    /// makes them, so many times more may be. It bounds memory where a bucket is
     /// a copy (on devices) and changes no numbers.
     #[new(value = "BUCKETS_IN_FLIGHT")]
     pub buckets_in_flight: usize,
