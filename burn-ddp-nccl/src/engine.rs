@@ -71,7 +71,9 @@ impl NcclEngine {
         // alone now that the fence is reached. `run` keeps the bucket until NCCL is done or aborted.
         unsafe {
             match operation {
-                Operation::AllReduce(op) => self.comm.start_all_reduce(&[span], dtype, op),
+                Operation::AllReduce(op) | Operation::ReduceGradients(op) => {
+                    self.comm.start_all_reduce(&[span], dtype, op)
+                }
                 Operation::Broadcast(root) => self.comm.start_broadcast(&[span], dtype, root),
                 Operation::ReduceScatter(op) => self.comm.start_reduce_scatter(span, dtype, op),
                 Operation::AllGather => self.comm.start_all_gather(span, dtype),

@@ -40,7 +40,7 @@ impl Plan {
         world_size: usize,
     ) -> Result<Self> {
         match (operation, counts) {
-            (Operation::AllReduce(_) | Operation::Broadcast(_), _) => {
+            (Operation::AllReduce(_) | Operation::ReduceGradients(_) | Operation::Broadcast(_), _) => {
                 let (places, room) = side_by_side(counts, ALIGNMENT / dtype.size());
                 Ok(Self { room, results: places.clone(), places, send: 0, recv: 0, count: room })
             }

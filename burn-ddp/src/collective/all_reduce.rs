@@ -29,13 +29,23 @@ impl Collectives {
     /// `Config` for a buffer whose length is no multiple of the element size or that is not aligned to it;
     /// else what ended the operation (see [`Collectives`]), and `data` is then of no use.
     pub fn all_reduce(&mut self, dtype: DType, op: ReduceOp, data: &mut [&mut [u8]]) -> Result<()> {
+        self.reduce_as(OpKind::AllReduce, dtype, op, data)
+    }
+
+    /// [`all_reduce`](Self::all_reduce) of a gradient bucket: the same, and an error where other ranks are in an
+    /// `all_reduce` of their own.
+    pub fn reduce_gradients(&mut self, dtype: DType, op: ReduceOp, data: &mut [&mut [u8]]) -> Result<()> {
+        self.reduce_as(OpKind::ReduceGradients, dtype, op, data)
+    }
+
+    fn reduce_as(&mut self, kind: OpKind, dtype: DType, op: ReduceOp, data: &mut [&mut [u8]]) -> Result<()> {
         self.check()?;
         let mut count = 0;
         for part in data.iter() {
             count += aligned_elements("the data of all_reduce", dtype, part)?;
         }
         let mut data = Segments::new(data);
-        let header = self.header(OpKind::AllReduce, dtype, count).with_reduce(op);
+        let header = self.header(kind, dtype, count).with_reduce(op);
         let algorithm = self.algorithm.unwrap_or_else(|| choose(self.world_size(), dtype, count));
         self.by_road(header, |road, scratch| {
             let exchange = match road {

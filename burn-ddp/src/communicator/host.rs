@@ -82,7 +82,9 @@ impl HostEngine {
         deadline: Deadline,
     ) -> Result<()> {
         let (reduce, root) = match operation {
-            Operation::AllReduce(op) | Operation::ReduceScatter(op) => (Some(op), None),
+            Operation::AllReduce(op) | Operation::ReduceGradients(op) | Operation::ReduceScatter(op) => {
+                (Some(op), None)
+            }
             Operation::Broadcast(root) | Operation::GatherBytes(root) => (None, Some(root)),
             Operation::AllGather | Operation::AllGatherBytes | Operation::Barrier => (None, None),
         };
@@ -123,6 +125,9 @@ impl Engine for HostEngine {
         match operation {
             Operation::AllReduce(op) => {
                 as_list(&mut segments, |dtype, data| self.collectives.all_reduce(dtype, op, data))?;
+            }
+            Operation::ReduceGradients(op) => {
+                as_list(&mut segments, |dtype, data| self.collectives.reduce_gradients(dtype, op, data))?;
             }
             Operation::Broadcast(root) => {
                 as_list(&mut segments, |dtype, data| self.collectives.broadcast(dtype, root, data))?;

@@ -142,6 +142,8 @@ pub type Staged = Vec<Segment>;
 pub enum Operation {
     /// Reduce over all ranks, the result everywhere.
     AllReduce(ReduceOp),
+    /// [`AllReduce`](Operation::AllReduce) of a gradient bucket; it meets no other operation.
+    ReduceGradients(ReduceOp),
     /// Reduce over all ranks, rank r keeping chunk r of one segment.
     ReduceScatter(ReduceOp),
     /// The segments of all ranks, one after the other, everywhere; equal lengths.
@@ -157,10 +159,11 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The kind under which it is counted.
+    /// What its frames and errors say it is.
     pub fn kind(self) -> OpKind {
         match self {
             Self::AllReduce(_) => OpKind::AllReduce,
+            Self::ReduceGradients(_) => OpKind::ReduceGradients,
             Self::ReduceScatter(_) => OpKind::ReduceScatter,
             Self::AllGather | Self::AllGatherBytes => OpKind::AllGather,
             Self::Broadcast(_) => OpKind::Broadcast,

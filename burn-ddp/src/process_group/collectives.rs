@@ -60,16 +60,25 @@ impl<B: Backend> ProcessGroup<B> {
         self.list(Operation::AllReduce(op), tensors)
     }
 
-    /// [`ProcessGroup::all_reduce_list`] of a bucket, sent while a backward pass runs by whoever has the `turn`.
+    /// [`ProcessGroup::all_reduce_list`] of a gradient bucket.
+    pub(crate) fn reduce_gradients(
+        &self,
+        tensors: Vec<AnyTensor<B>>,
+        op: ReduceOp,
+    ) -> Work<Vec<AnyTensor<B>>> {
+        self.list(Operation::ReduceGradients(op), tensors)
+    }
+
+    /// [`ProcessGroup::reduce_gradients`] while a backward pass runs, by whoever has the `turn`.
     #[cfg(feature = "overlap")]
-    pub(crate) fn all_reduce_in_backward(
+    pub(crate) fn reduce_gradients_in_backward(
         &self,
         tensors: Vec<AnyTensor<B>>,
         op: ReduceOp,
         turn: &super::Turn,
     ) -> Work<Vec<AnyTensor<B>>> {
         self.0.counters.in_backward();
-        turn.send(|| self.all_reduce_list(tensors, op))
+        turn.send(|| self.reduce_gradients(tensors, op))
     }
 
     /// [`ProcessGroup::broadcast`] of several tensors of one dtype as one collective.
@@ -156,9 +165,10 @@ impl<B: Backend> ProcessGroup<B> {
 
     fn permitted(&self, operation: Operation, tensor: &AnyTensor<B>) -> Result<()> {
         match (operation, tensor) {
-            (Operation::AllReduce(_) | Operation::ReduceScatter(_), AnyTensor::Bool(_)) => {
-                Err(Error::config("boolean tensors cannot be reduced: call .int() first"))
-            }
+            (
+                Operation::AllReduce(_) | Operation::ReduceGradients(_) | Operation::ReduceScatter(_),
+                AnyTensor::Bool(_),
+            ) => Err(Error::config("boolean tensors cannot be reduced: call .int() first")),
             (Operation::Broadcast(root), _) if root.0 >= self.world_size() => Err(Error::config(format!(
                 "broadcast from {root}: the group has {} ranks",
                 self.world_size()

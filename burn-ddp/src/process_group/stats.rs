@@ -10,7 +10,7 @@ use crate::transport::shm::CallerBusy;
 /// What a group did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupStats {
-    /// Collectives by kind; kinds that were never called are absent.
+    /// Collectives by kind; kinds that were never called are absent. Gradient buckets count as [`OpKind::AllReduce`].
     pub by_kind: BTreeMap<OpKind, OpStats>,
     /// Reductions of gradients among them that were called while a backward pass ran (feature `overlap`).
     pub in_backward: u64,
@@ -72,6 +72,7 @@ impl Counters {
     }
 
     pub(super) fn count(&self, kind: OpKind, bytes: usize) {
+        let kind = if kind == OpKind::ReduceGradients { OpKind::AllReduce } else { kind };
         let mut stats = self.lock();
         let entry = stats.by_kind.entry(kind).or_default();
         entry.calls += 1;

@@ -147,10 +147,14 @@ impl<B: Backend> Reducer<B> {
         self.early.has_taken(index)
     }
 
-    /// Refuses a micro-step that is not the window's last after buckets of the window were sent.
-    pub(crate) fn refuse_after_sending(&self) -> Result<()> {
+    /// Refuses a micro-step that is not the window's last after buckets of the window were sent. Where none were, others
+    /// may send again.
+    pub(crate) fn refuse_after_sending(&mut self) -> Result<()> {
         match self.flight.sent() {
-            0 => Ok(()),
+            0 => {
+                self.early.end_turn();
+                Ok(())
+            }
             sent => Err(Error::config(format!(
                 "no_sync after {sent} gradient buckets were sent in the backward pass of micro-step {}, which was expected to \
                  be the window's last: say how many a window has by `ReplicaOptions::with_accumulation`, or, if windows grow, \
@@ -288,7 +292,7 @@ impl<B: Backend> Reducer<B> {
             && let Some(turn) = &self.early.turn
         {
             let list = self.list(self.flight.sent(), &mut gradients, &group);
-            self.flight.push(group.all_reduce_in_backward(list, op, turn));
+            self.flight.push(group.reduce_gradients_in_backward(list, op, turn));
             self.stats.in_backward += 1;
         }
         self.window.closed = gradients;

@@ -78,7 +78,7 @@ impl<B: Backend> Reducer<B> {
             if number + 1 == count {
                 list.push(AnyTensor::Float(tail_tensor::<B>(tail, self.tail_dtype(), group.device())));
             }
-            flight.push(group.all_reduce_list(list, op));
+            flight.push(group.reduce_gradients(list, op));
         }
         while !flight.works.is_empty() {
             self.land(&mut flight)?;

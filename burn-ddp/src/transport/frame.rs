@@ -24,17 +24,21 @@ pub enum OpKind {
     Barrier = 5,
     /// The root ends with the data of all ranks.
     Gather = 6,
+    /// [`AllReduce`](OpKind::AllReduce) of a bucket that a replica sends. Of a kind of its own because overlap lets buckets
+    /// leave when they are ready: where a rank's own collective meets one of equal size, the two must not be taken for one.
+    ReduceGradients = 7,
 }
 
 impl OpKind {
     /// All kinds, in the order of their wire numbers.
-    pub const ALL: [OpKind; 6] = [
+    pub const ALL: [OpKind; 7] = [
         OpKind::AllReduce,
         OpKind::ReduceScatter,
         OpKind::AllGather,
         OpKind::Broadcast,
         OpKind::Barrier,
         OpKind::Gather,
+        OpKind::ReduceGradients,
     ];
 
     /// The name users know.
@@ -46,6 +50,7 @@ impl OpKind {
             OpKind::Broadcast => "broadcast",
             OpKind::Barrier => "barrier",
             OpKind::Gather => "gather",
+            OpKind::ReduceGradients => "all_reduce of gradients",
         }
     }
 }

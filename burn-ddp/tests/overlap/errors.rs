@@ -1,7 +1,9 @@
 //! What cannot be right after buckets have left is an error that says what to do.
 
+use burn::module::Module;
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
-use burn_ddp::{MicroStep, ProcessGroup, Rank, Replica, ReplicaOptions, Result};
+use burn::tensor::Tensor;
+use burn_ddp::{MicroStep, ProcessGroup, Rank, ReduceOp, Replica, ReplicaOptions, Result};
 
 use crate::harness::{Case, Launch, argument};
 use crate::leaving::seed;
@@ -49,6 +51,18 @@ fn mistake() -> Result<String> {
             drop(replica);
             group.barrier()?;
         }
+        // Rank 1 does not use what the first bucket waits for, and sends nothing in its backward pass.
+        "own collective" => {
+            let mut used = model.clone();
+            if group.rank() == Rank(1) {
+                used.layers[4].weight = used.layers[4].weight.clone().no_grad();
+            }
+            drop(micro_step(used.loss(1, |_| 0), &model));
+            assert_eq!(replica.overlap().in_backward == 0, group.rank() == Rank(1));
+            own_collective(&group, &replica)?;
+        }
+        "own collective of one rank" if group.rank() == Rank(1) => own_collective(&group, &replica)?,
+        "own collective of one rank" => drop(replica.reduce(&model, one(&model, 1))?),
         "two passes" => {
             drop(one(&model, 1));
             replica.reduce(&model, one(&model, 2))?;
@@ -69,6 +83,13 @@ fn mistake() -> Result<String> {
     Ok("nobody noticed".into())
 }
 
+/// As many elements as the bucket that other ranks send first, and reduced in the same way.
+fn own_collective(group: &ProcessGroup<G>, replica: &Replica<B>) -> Result<()> {
+    let elements = replica.plan().buckets[0].bytes / size_of::<f32>();
+    let ones = Tensor::<G, 1>::ones([elements], &Default::default());
+    group.all_reduce(ones, ReduceOp::Mean).wait().map(drop)
+}
+
 #[test]
 fn a_mistake_is_an_error_that_says_what_to_do() {
     let mistakes: &[(&str, &[&str])] = &[
@@ -79,8 +100,13 @@ fn a_mistake_is_an_error_that_says_what_to_do() {
         ("empty", &["layers.0.weight", "is missing", "with_overlap(false)"]),
         ("discard", &["discarded after 9", "leave the optimizer step out"]),
         ("discard twice", &["discarded after 9", "leave the optimizer step out"]),
-        ("discard and go on", &["barrier was called after gradient buckets", "with_overlap(false)"]),
+        ("discard and go on", &["barrier was called after gradients", "with_overlap(false)"]),
         ("drop", &["dropped after 9", "call `reduce` first"]),
+        ("own collective", &["all_reduce was called after gradients", "with_overlap(false)"]),
+        (
+            "own collective of one rank",
+            &["different operations", "all_reduce of gradients #", "all_reduce #"],
+        ),
         ("two passes", &["was taken in a backward pass", "is not empty", "with_overlap(false)"]),
         ("a part", &["was taken in a backward pass", "is missing"]),
     ];

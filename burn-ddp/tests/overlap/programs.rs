@@ -140,9 +140,10 @@ fn twins() -> Result<String> {
 #[test]
 fn one_replica_at_a_time_sends_in_its_backward_pass() {
     assert_eq!(Launch::new("twins", 2).argument("in order").succeed(), vec!["0 (0, 0)"; 2]);
-    for argument in ["reversed", "all_reduce"] {
+    for (argument, operation) in [("reversed", "all_reduce of gradients"), ("all_reduce", "all_reduce")] {
         for outcome in Launch::new("twins", 2).argument(argument).run() {
-            outcome.failed_saying(&["all_reduce was called after gradient buckets", "with_overlap(false)"]);
+            let refusal = format!("{operation} was called after gradients of a replica");
+            outcome.failed_saying(&[&refusal, "with_overlap(false)"]);
         }
     }
 }
