@@ -5,12 +5,12 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor};
 use burn_autodiff::Autodiff;
-use burn_ddp::{Ddp, ProcessGroup, Replica, ReplicaOptions, Result};
+use burn_ddp::{Ddp, ProcessGroup, Rank, ReduceOp, Replica, ReplicaOptions, Result};
 use burn_flex::Flex;
 
 use crate::harness::{Case, Launch, ROADS};
 
-pub const CASES: &[(&str, Case)] = &[("bucket size", bucket_size)];
+pub const CASES: &[(&str, Case)] = &[("bucket size", bucket_size), ("own all_reduce", own_all_reduce)];
 
 type B = Autodiff<Ddp<Flex>>;
 
@@ -58,4 +58,30 @@ fn neither_the_bucket_size_nor_the_road_changes_the_bits() {
     }
     // Three sizes, on four ranks, over three roads.
     assert!(all.len() == 36 && all.iter().all(|hash| *hash == all[0]), "{all:?}");
+}
+
+/// Rank 1 reduces a tensor of its own where rank 0 reduces a bucket of as many elements.
+fn own_all_reduce() -> Result<String> {
+    let group = ProcessGroup::<Ddp<Flex>>::from_env(&Default::default())?;
+    let ones = |count: usize| Tensor::<B, 1>::ones([count], group.device());
+    let params = vec![Param::from_tensor(ones(7)), Param::from_tensor(ones(8))];
+    let options = ReplicaOptions::new().with_bucket_bytes(1);
+    let (model, mut replica) = Replica::new(Ten { params }, &group, options)?;
+    if group.rank() == Rank(1) {
+        let count = replica.plan().buckets[0].bytes / size_of::<f32>();
+        return group.all_reduce(ones(count).inner(), ReduceOp::Mean).wait().map(|sum| format!("{sum}"));
+    }
+    let loss = model.params[0].val().sum() + model.params[1].val().sum();
+    replica.reduce(&model, GradientsParams::from_grads(loss.backward(), &model))?;
+    Ok("reduced".into())
+}
+
+/// Sums of a bucket and of what the program itself reduced looked right.
+#[test]
+fn a_bucket_meets_no_collective_of_the_programs_own() {
+    for road in ROADS {
+        for outcome in Launch::new("own all_reduce", 2).over(road).run() {
+            outcome.failed_saying(&["different operations", "all_reduce of gradients #", "all_reduce #"]);
+        }
+    }
 }
