@@ -10,14 +10,26 @@ mod failures;
 mod harness;
 #[path = "learner/metrics.rs"]
 mod metrics;
-#[path = "learner/regressions.rs"]
-mod regressions;
+#[path = "learner/panics.rs"]
+mod panics;
+#[path = "learner/programs.rs"]
+mod programs;
 #[path = "learner/setup.rs"]
 mod setup;
+#[path = "learner/signals.rs"]
+mod signals;
 
 #[test]
 #[ignore = "not a test: the entry of the processes that tests launch"]
 fn rank_process() {
-    let tables = [decisions::CASES, equal::CASES, failures::CASES, metrics::CASES, regressions::CASES];
+    let tables = [
+        decisions::CASES,
+        equal::CASES,
+        failures::CASES,
+        metrics::CASES,
+        panics::CASES,
+        programs::CASES,
+        signals::CASES,
+    ];
     harness::run_case(&tables.concat());
 }
