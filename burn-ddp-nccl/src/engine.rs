@@ -5,7 +5,7 @@
 //! 1. Wait for the fence. Burn's kernels run on a stream that cannot be reached from outside, so NCCL's stream cannot be
 //!    made to wait for them and this thread does. Only kernels of this rank are waited for, which end without any peer.
 //! 2. Start NCCL.
-//! 3. While the device works, [`announce`](HostEngine::announce) over TCP what was started. NCCL compares nothing: ranks
+//! 3. While the device works, [`announce`](HostEngine::announce) what was started. NCCL compares nothing: ranks
 //!    that disagree on a count would get wrong numbers or wait for ever. After NCCL has been started, because comparing
 //!    takes a round trip that costs nothing there; a rank that disagrees has by then written into its own bucket only,
 //!    and no more of it than it holds.

@@ -112,7 +112,9 @@ impl GroupOptions {
                 .filter(|seconds: &f64| *seconds > 0.0)
                 .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
                 .ok_or_else(|| {
-                    Error::config(format!("{name}={text}: set it to a positive number of seconds"))
+                    Error::config(format!(
+                        "{name}={text}: set it to a positive number of seconds, at most 1e19"
+                    ))
                 }),
         };
         let communicator = match lookup("BURN_DDP_COMM").as_deref() {

@@ -112,7 +112,9 @@ impl RankInfo {
         let text = |name: &str| lookup(name).unwrap_or_default();
         let world_size: usize = number("WORLD_SIZE", &text("WORLD_SIZE"))?;
         let rank: usize = number("RANK", &text("RANK"))?;
-        let port: u16 = number("MASTER_PORT", &text("MASTER_PORT"))?;
+        let port = number("MASTER_PORT", &text("MASTER_PORT"))?;
+        let port = u16::try_from(port)
+            .map_err(|_| Error::config(format!("MASTER_PORT={port}: ports end at 65535")))?;
         let address = text("MASTER_ADDR");
         if world_size == 0 {
             return Err(Error::config("WORLD_SIZE=0: a world has at least one process"));
@@ -144,7 +146,7 @@ impl RankInfo {
     }
 }
 
-fn number<T: std::str::FromStr>(name: &str, value: &str) -> Result<T> {
+fn number(name: &str, value: &str) -> Result<usize> {
     value.trim().parse().map_err(|_| {
         Error::config(format!("{name}={value}: not a number that {name} can have; set it to a whole number"))
     })

@@ -1,6 +1,6 @@
 //! What a communicator can be asked to do.
 //!
-//! Starting and waiting are two calls because the caller has something to do in between: ranks compare over TCP what
+//! Starting and waiting are two calls because the caller has something to do in between: ranks compare what
 //! they have started, and a mismatch that NCCL would answer with wrong numbers or a hang becomes an error.
 
 use std::ffi::{c_int, c_void};

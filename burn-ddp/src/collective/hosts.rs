@@ -148,7 +148,8 @@ impl Collectives {
             match trouble {
                 None => hosts.push(host),
                 Some((_, text)) => {
-                    if host[0].0 == me {
+                    let refused = host.iter().any(|rank| all[rank.0].required);
+                    if host[0].0 == me && !refused {
                         tracing::warn!(
                             "{text}: the {} ranks of host {} talk over TCP",
                             host.len(),

@@ -90,7 +90,7 @@ impl Control {
         check_streams(me, &streams)?;
         if peer_timeout < SHORTEST_TIMEOUT {
             return Err(Error::config(format!(
-                "peer timeout {peer_timeout:?}: a busy host is silent for that long; use at least \
+                "peer timeout (BURN_DDP_PEER_TIMEOUT) {peer_timeout:?}: a busy host is silent for that long; use at least \
                  {SHORTEST_TIMEOUT:?}"
             )));
         }
@@ -118,6 +118,13 @@ impl Control {
         }
     }
 
+    /// Ends the group if this thread panics.
+    pub fn tell_of_panic(&self) {
+        if std::thread::panicking() && self.thread.is_some() {
+            self.abort(&Error::new(ErrorKind::Aborted, format!("{} panicked", self.me)));
+        }
+    }
+
     /// Leaves the group: says goodbye to every living peer and returns when each has taken note (at most for
     /// the peer timeout or 5 seconds). Peers need not leave at the same time. A group that has failed is left
     /// without goodbye. Later calls do nothing.
@@ -133,9 +140,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        if std::thread::panicking() && self.thread.is_some() {
-            self.abort(&Error::new(ErrorKind::Aborted, format!("{} panicked", self.me)));
-        }
+        self.tell_of_panic();
         self.finish();
     }
 }

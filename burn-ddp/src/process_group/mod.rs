@@ -98,6 +98,24 @@ struct Connected<B: Backend> {
     store: Arc<dyn Store>,
 }
 
+/// Says why this rank leaves before its thread and its connections go, from which peers could tell only that it has.
+impl<B: Backend> Drop for Inner<B> {
+    fn drop(&mut self) {
+        self.connected.iter().for_each(|connected| connected.control.tell_of_panic());
+        self.tell_of_broken();
+    }
+}
+
+impl<B: Backend> Inner<B> {
+    /// Ends the group if buckets have left without the rest.
+    fn tell_of_broken(&self) {
+        #[cfg(feature = "overlap")]
+        if let (Some(connected), Some(error)) = (&self.connected, self.turns.broken()) {
+            connected.control.abort(&error);
+        }
+    }
+}
+
 impl<B: Backend> ProcessGroup<B> {
     /// The group that the process environment describes (torchrun's variables, `BURN_DDP_*` limits). Without
     /// any of them: a world of one.
@@ -258,6 +276,7 @@ impl<B: Backend> ProcessGroup<B> {
         if let Err(error) = &outcome {
             self.abort(&error.to_string());
         }
+        self.0.tell_of_broken();
         outcome
     }
 
@@ -266,6 +285,13 @@ impl<B: Backend> ProcessGroup<B> {
         if let Some(connected) = &self.0.connected {
             connected.control.abort(cause);
         }
+    }
+
+    /// Buckets that were sent have no others after them, because of `error`: the group ends with it as soon as it is used or
+    /// left. Not at once, because this rank may be on its way out with a cause of its own.
+    #[cfg(feature = "overlap")]
+    pub(crate) fn break_off(&self, error: Error) {
+        self.0.turns.end(error);
     }
 
     /// For an error that every rank finds in what it has received, and so finds alike: passes a barrier, so that no

@@ -30,12 +30,16 @@ impl Turn {
 
 /// Whose turn it is, if it is anybody's.
 #[derive(Debug, Default)]
-pub(super) struct Turns(Mutex<Weak<AtomicBool>>);
+pub(super) struct Turns {
+    current: Mutex<Weak<AtomicBool>>,
+    /// Why nobody can have one any more: buckets of one have left, and the rest will not.
+    broken: Mutex<Option<Error>>,
+}
 
 impl Turns {
     /// The turn, unless another has it.
     pub(super) fn take(&self) -> Option<Turn> {
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.strong_count() > 0 {
             return None;
         }
@@ -44,9 +48,22 @@ impl Turns {
         Some(Turn { sending })
     }
 
+    /// Nothing can be sent any more, because of `error`.
+    pub(super) fn end(&self, error: Error) {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    /// What [`end`](Self::end) was called with.
+    pub(super) fn broken(&self) -> Option<Error> {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Refuses `operation` while somebody has the turn and does not send.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
-        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        if let Some(error) = self.broken() {
+            return Err(error);
+        }
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
         if current.is_none_or(|sending| sending.load(Ordering::Relaxed)) {
             return Ok(());
         }
@@ -82,6 +99,10 @@ mod tests {
         }
         drop(turn);
         turns.check(Operation::Barrier).expect("the turn is over");
-        assert!(turns.take().is_some());
+        let turn = turns.take().expect("nobody's");
+        turns.end(Error::config("the rest does not come"));
+        turns.end(Error::config("a later cause"));
+        let refused = turn.send(|| turns.check(Operation::Barrier)).expect_err("broken").to_string();
+        assert!(refused.contains("the rest does not come"), "{refused}");
     }
 }

@@ -157,7 +157,7 @@ impl<B: Backend> Reducer<B> {
             }
             sent => Err(Error::config(format!(
                 "no_sync after {sent} gradient buckets were sent in the backward pass of micro-step {}, which was expected to \
-                 be the window's last: say how many a window has by `ReplicaOptions::with_accumulation`, or, if windows grow, \
+                 be the window's last: say how many a window has, empty ones included, by `ReplicaOptions::with_accumulation`, or, if windows grow, \
                  {TURN_OFF}",
                 self.ahead.number()
             ))),
@@ -171,6 +171,7 @@ impl<B: Backend> Reducer<B> {
 
     /// What is wrong with leaving the group now: buckets that were sent and not reduced, of which other ranks may have sent
     /// more or fewer.
+    #[cfg(feature = "overlap")]
     pub(crate) fn left_behind(&mut self) -> Option<Error> {
         let sent = self.flight.sent();
         let dropped = (sent > 0).then(|| {

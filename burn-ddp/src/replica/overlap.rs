@@ -102,12 +102,11 @@ impl<B: AutodiffBackend> Replica<B> {
     }
 }
 
+#[cfg(feature = "overlap")]
 impl<B: AutodiffBackend> Drop for Replica<B> {
     fn drop(&mut self) {
-        let error = self.reducer.lock().left_behind();
-        // A panic ends the group by itself, with a better cause.
-        if let Some(error) = error.filter(|_| !std::thread::panicking()) {
-            self.group.fail(&error);
+        if let Some(error) = self.reducer.lock().left_behind() {
+            self.group.break_off(error);
         }
     }
 }
@@ -117,6 +116,7 @@ pub(super) fn other_backward(spec: &ParamSpec, is_there: bool) -> Error {
     let what = if is_there { "is not empty" } else { "is missing" };
     Error::config(format!(
         "the gradient of {spec} was taken in a backward pass, and in the micro-step that was handed over it {what}: a \
-         micro-step is one backward pass, with all gradients of the model; for others {TURN_OFF}"
+         micro-step is one backward pass, with all gradients of the model and of no copy of it (`no_grad` a copy that is \
+         not trained); for others {TURN_OFF}"
     ))
 }

@@ -61,6 +61,22 @@ fn mistake() -> Result<String> {
             assert_eq!(replica.overlap().in_backward == 0, group.rank() == Rank(1));
             own_collective(&group, &replica)?;
         }
+        // A cause of its own, found between the backward pass and `reduce`.
+        "own error" if group.rank() == Rank(1) => {
+            drop(one(&model, 1));
+            drop(replica);
+            return group.finish(Err(burn_ddp::Error::config("cannot write the log: disk full")));
+        }
+        "own panic" if group.rank() == Rank(1) => {
+            drop(one(&model, 1));
+            panic!("disk full");
+        }
+        "finished" if group.rank() == Rank(1) => {
+            drop(one(&model, 1));
+            drop(replica);
+            return group.finish(Ok("done".into()));
+        }
+        "own error" | "own panic" | "finished" => drop(replica.reduce(&model, one(&model, 1))?),
         "own collective of one rank" if group.rank() == Rank(1) => own_collective(&group, &replica)?,
         "own collective of one rank" => drop(replica.reduce(&model, one(&model, 1))?),
         "two passes" => {
@@ -114,6 +130,19 @@ fn a_mistake_is_an_error_that_says_what_to_do() {
         for outcome in Launch::new("mistake", 2).argument(name).run() {
             outcome.failed_saying(words);
         }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_after_a_backward_pass_tells_its_own_cause() {
+    let causes: [(&str, &[&str]); 3] = [
+        ("own error", &["rank 1 failed", "disk full"]),
+        ("own panic", &["rank 1 panicked"]),
+        ("finished", &["rank 1 failed", "dropped after 9"]),
+    ];
+    for (name, words) in causes {
+        let outcomes = Launch::new("mistake", 2).argument(name).run();
+        outcomes[0].failed_saying(words);
     }
 }
 

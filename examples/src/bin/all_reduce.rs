@@ -16,7 +16,7 @@ use clap::Parser;
 
 /// Every process says who it is, then they add up a small tensor and check the sum.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, allow_negative_numbers = true)]
 struct Args {
     /// Start this many processes on this machine; without it, be the rank that the environment names, or the only one
     #[arg(long)]

@@ -49,7 +49,7 @@ impl Part {
 
 /// Check NCCL on the GPUs of this machine.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, allow_negative_numbers = true)]
 struct Args {
     part: Part,
     /// Start this many processes, one for each GPU (parts collectives and group)

@@ -11,7 +11,7 @@ use super::text::Tokenizer;
 
 /// Train a small GPT on text, in one process or several that act as one.
 #[derive(Parser, Debug)]
-#[command(version)]
+#[command(version, allow_negative_numbers = true)]
 pub(crate) struct Args {
     /// Start this many processes on this machine; without it, be the one process that trains, or the rank that a
     /// launcher's environment names

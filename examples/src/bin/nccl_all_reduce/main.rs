@@ -34,7 +34,7 @@ use table::{ELEMENT, Row, bytes, head, sizes};
 
 /// Measure all-reduces of many sizes over NCCL, alone and through a process group.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, allow_negative_numbers = true)]
 struct Args {
     /// Start this many processes on this machine, one for each GPU; without it, be the rank that the environment names,
     /// or the only one
