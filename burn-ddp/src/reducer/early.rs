@@ -147,9 +147,9 @@ impl<B: Backend> Reducer<B> {
         self.early.has_taken(index)
     }
 
-    /// Refuses a micro-step that is not the window's last after buckets of the window were sent. Where none were, others
-    /// may send again.
-    pub(crate) fn refuse_after_sending(&mut self) -> Result<()> {
+    /// The micro-step at hand is not the window's last: an error if buckets of the window were sent, and else the turn of
+    /// others.
+    pub(crate) fn continue_window(&mut self) -> Result<()> {
         match self.flight.sent() {
             0 => {
                 self.early.end_turn();

@@ -158,8 +158,8 @@ impl<B: AutodiffBackend> Replica<B> {
         model: &M,
         micro_step: impl Into<MicroStep<B>>,
     ) -> Result<()> {
-        let refused = self.reducer.lock().refuse_after_sending();
-        let added = refused.and_then(|()| self.add(model, micro_step.into()));
+        let goes_on = self.reducer.lock().continue_window();
+        let added = goes_on.and_then(|()| self.add(model, micro_step.into()));
         added.map_err(|error| self.give_up(error))?;
         self.mark(model);
         self.seed_next();
