@@ -47,57 +47,35 @@
 //!
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
-//! | `burn` | yes | everything from `communicator` upward; without it no Burn crate is built |
 //! | `train` | yes | [`learner`] for Burn's `SupervisedTraining`, the sharded loaders of [`data`], [`nn`] |
 //! | `launcher` | yes | [`launch`] and the binary `burnrun` |
 //! | `overlap` | no | gradients are sent while the backward pass runs ([`ReplicaOptions::overlap`]); it enables `burn-autodiff/distributed`, with which a bare `Autodiff<Flex>` is no `AutodiffBackend` any more |
 //! | `flex`, `ndarray`, `cuda`, `tch` | no | Burn's backends, passed through |
 
-#[cfg(feature = "burn")]
 pub mod backend;
 pub mod bucket;
-pub mod collective;
-#[cfg(feature = "burn")]
 pub mod communicator;
-pub mod control;
 #[cfg(feature = "train")]
 pub mod data;
-pub mod deadline;
-pub mod dtype;
-pub mod error;
-pub mod join;
 #[cfg(feature = "launcher")]
-pub mod launch;
+pub use burnrun as launch;
 #[cfg(feature = "train")]
 pub mod learner;
 #[cfg(feature = "train")]
 pub mod nn;
-#[cfg(feature = "burn")]
 mod norm;
-pub mod options;
-#[cfg(feature = "burn")]
 mod parameters;
-#[cfg(feature = "burn")]
 pub mod process_group;
-pub mod rank;
-#[cfg(feature = "burn")]
 mod reducer;
-pub mod rendezvous;
-#[cfg(feature = "burn")]
 pub mod replica;
-pub mod store;
-pub mod transport;
 
+use burn_ddp_comm::{collective, control, deadline, dtype, error, join, options, rank, rendezvous, store, transport};
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};
 pub use options::{CommunicatorKind, GroupOptions, TransportKind};
 pub use rank::{Rank, RankInfo};
 
-#[cfg(feature = "burn")]
 pub use backend::Ddp;
-#[cfg(feature = "burn")]
 pub use process_group::{ProcessGroup, Work};
-#[cfg(feature = "burn")]
 pub use reducer::GradientReduction;
-#[cfg(feature = "burn")]
 pub use replica::{BufferSync, MicroStep, OverlapStats, Reduced, Replica, ReplicaOptions, Reproducibility};

@@ -1,5 +1,4 @@
 //! With no process group, `Ddp<B>` is `B` bit for bit.
-#![cfg(feature = "burn")]
 
 #[allow(dead_code, reason = "each test binary uses a part of this module")]
 mod training;

@@ -21,12 +21,27 @@ pub type Case = fn() -> Result<String, Error>;
 
 /// Set in children: which case to run.
 const CASE: &str = "BURN_DDP_TEST_CASE";
+/// Set in a process that launches: how many ranks.
+#[cfg(feature = "launcher")]
+const PROCESSES: &str = "BURN_DDP_TEST_PROCESSES";
 /// Set in children: where to write the case's text.
 const RESULT: &str = "BURN_DDP_TEST_RESULT";
 
 /// The argument a test gave to its case by [`Launch::argument`].
 pub fn argument() -> String {
     std::env::var("BURN_DDP_TEST_ARGUMENT").unwrap_or_default()
+}
+
+/// Launches the ranks of [`Launch::under_burnrun`] and leaves the process as `burnrun` does.
+#[cfg(feature = "launcher")]
+pub fn launch_case() {
+    let processes = std::env::var(PROCESSES).expect("only a launch starts this");
+    let outcome = burn_ddp::launch::Launcher::new(processes.parse().expect("a number"))
+        .args(["--exact", "rank_process", "--ignored", "--nocapture", "--quiet"])
+        .run();
+    let Err(error) = outcome else { std::process::exit(0) };
+    eprintln!("burnrun: {error}");
+    std::process::exit(error.exit_code());
 }
 
 /// Runs the case that the environment names and leaves the process.
@@ -113,16 +128,16 @@ impl Launch {
         outcomes.into_iter().map(|outcome| outcome.text).collect()
     }
 
-    /// Runs the case under the built launcher instead, and returns its exit code and what it wrote.
+    /// Runs the case under the launcher of the library, in a process of its own ([`launch_case`]), and returns its exit
+    /// code and what it wrote.
     #[cfg(feature = "launcher")]
     pub fn under_burnrun(self) -> (Option<i32>, String) {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("output");
         let output = || File::options().create(true).append(true).open(&path).expect("a file");
-        let mut launcher = Command::new(env!("CARGO_BIN_EXE_burnrun"))
-            .arg(format!("--nproc-per-node={}", self.world))
-            .arg(std::env::current_exe().expect("this binary"))
-            .args(["--exact", "rank_process", "--ignored", "--nocapture", "--quiet"])
+        let mut launcher = Command::new(std::env::current_exe().expect("this binary"))
+            .args(["--exact", "launcher_process", "--ignored", "--nocapture", "--quiet"])
+            .env(PROCESSES, self.world.to_string())
             .env(CASE, self.case)
             .env(RESULT, folder.path().join("text"))
             .envs(self.env)

@@ -33,3 +33,10 @@ fn rank_process() {
     ];
     harness::run_case(&tables.concat());
 }
+
+#[cfg(feature = "launcher")]
+#[test]
+#[ignore = "not a test: the entry of the launcher that tests start"]
+fn launcher_process() {
+    harness::launch_case();
+}

@@ -1,5 +1,4 @@
 //! Everything that needs several processes as ranks: one binary, because linking Burn is slow.
-#![cfg(feature = "burn")]
 
 #[cfg(feature = "train")]
 mod data;

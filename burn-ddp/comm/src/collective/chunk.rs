@@ -1,0 +1,47 @@
+//! Which part of a buffer belongs to which rank.
+
+use std::ops::Range;
+
+/// The `index`-th of `parts` nearly equal, contiguous parts of `count` elements.
+///
+/// The first `count % parts` parts are one element longer, so every element has an owner for any count: with
+/// fewer elements than parts the last parts are empty.
+///
+/// ```
+/// # use burn_ddp_comm::collective::chunk;
+/// assert_eq!([chunk(5, 3, 0), chunk(5, 3, 1), chunk(5, 3, 2)], [0..2, 2..4, 4..5]);
+/// ```
+///
+/// # Panics
+/// When `parts` is 0: no rank, no owner.
+pub fn chunk(count: usize, parts: usize, index: usize) -> Range<usize> {
+    let (short, longer) = (count / parts, count % parts);
+    let start = index * short + index.min(longer);
+    start..start + short + usize::from(index < longer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_tile_every_count_and_differ_by_at_most_one() {
+        for parts in 1..=9 {
+            for count in 0..=40 {
+                let chunks: Vec<_> = (0..parts).map(|index| chunk(count, parts, index)).collect();
+                assert_eq!((chunks[0].start, chunks[parts - 1].end), (0, count));
+                for pair in chunks.windows(2) {
+                    assert_eq!(pair[0].end, pair[1].start);
+                    assert!(pair[0].len() == pair[1].len() || pair[0].len() == pair[1].len() + 1);
+                }
+                assert!(chunks[0].len() - chunks[parts - 1].len() <= 1);
+            }
+        }
+    }
+
+    #[test]
+    fn fewer_elements_than_parts() {
+        let chunks: Vec<_> = (0..4).map(|index| chunk(2, 4, index)).collect();
+        assert_eq!(chunks, [0..1, 1..2, 2..2, 2..2]);
+    }
+}
