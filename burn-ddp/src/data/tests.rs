@@ -233,7 +233,7 @@ fn on_three_ranks<T: Send + 'static>(body: fn(ProcessGroup<B>) -> Result<T>) -> 
         let store = store.clone();
         std::thread::spawn(move || {
             let info = RankInfo { rank: Rank(rank), world_size: 3, ..RankInfo::solo() };
-            let options = GroupOptions { timeout: std::time::Duration::from_secs(20), ..GroupOptions::new() };
+            let options = GroupOptions::new().with_timeout(std::time::Duration::from_secs(20));
             ProcessGroup::over_store(info, options, &FlexDevice, store, [127, 0, 0, 1].into()).and_then(body)
         })
     };
