@@ -25,9 +25,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use burn_ddp::communicator::{Engine, HostEngine, Memory, Operation, Segment, Staged};
-use burn_ddp::deadline::Deadline;
-use burn_ddp::transport::Liveness;
+use burn_ddp::communicator::{
+    Deadline, Engine, HostEngine, Liveness, Memory, Operation, Segment, Staged,
+};
 use burn_ddp::{DType, Error, ErrorKind, Result};
 
 use crate::NcclComm;
@@ -78,7 +78,7 @@ impl NcclEngine {
                 Operation::ReduceScatter(op) => self.comm.start_reduce_scatter(span, dtype, op),
                 Operation::AllGather => self.comm.start_all_gather(span, dtype),
                 Operation::AllGatherBytes | Operation::GatherBytes(_) | Operation::Barrier => {
-                    Err(Error::new(ErrorKind::Config, format!("{} of a device's memory", operation.kind())))
+                    Err(Error::new(ErrorKind::Config, format!("{operation} of a device's memory")))
                 }
             }
         }

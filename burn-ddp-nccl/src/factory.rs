@@ -7,9 +7,10 @@
 use std::sync::Arc;
 
 use burn::tensor::backend::Backend;
-use burn_ddp::communicator::{CommunicatorFactory, Engine, HostCommunicator, HostEngine, Meeting, Opened};
-use burn_ddp::deadline::Deadline;
-use burn_ddp::{CommunicatorKind, Error, ErrorKind, Result};
+use burn_ddp::communicator::{
+    CommunicatorFactory, Deadline, Engine, HostCommunicator, HostEngine, Opened, Setup,
+};
+use burn_ddp::{CommunicatorKind, Result};
 
 use crate::agreement::{Record, Way, decide};
 use crate::device::DeviceInfo;
@@ -59,23 +60,18 @@ impl<A> NcclFactory<A> {
             nccl: self.nccl.as_ref().map(|(_, version)| *version).map_err(ToString::to_string),
             id: id.map(|id| id.as_bytes().to_vec()),
         };
-        let wrong = |error: postcard::Error| {
-            Error::with_source(ErrorKind::Mismatch, "a rank's record of its device cannot be read", error)
-        };
-        let mine = postcard::to_stdvec(&record).map_err(wrong)?;
-        let all = host.exchange(&mine, deadline)?;
-        all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(wrong)).collect()
+        host.exchange("a rank's record of its device", &record, deadline)
     }
 }
 
 impl<B: Backend, A: DeviceAccess<B> + Clone> CommunicatorFactory<B> for NcclFactory<A> {
-    fn open(&self, meeting: Meeting<B>, mut host: HostEngine) -> Result<Opened<B>> {
-        let Meeting { name, info, device, options, deadline, liveness } = meeting;
+    fn open(&self, setup: Setup, device: &B::Device, mut host: HostEngine) -> Result<Opened<B>> {
+        let Setup { name, info, options, deadline, liveness } = setup;
         let records = self.exchange(info.rank.is_root(), &mut host, deadline);
         let records = records.map_err(|error| error.context(format!("connect on {}", info.rank)))?;
         let way = decide(&records).inspect_err(|_| {
             // All ranks find it alike: none leaves, and is taken for the cause, before each holds the error itself.
-            let _ = host.exchange(&[], deadline);
+            let _ = host.exchange("an empty message", &(), deadline);
         })?;
         let symbols = match (way, &self.nccl) {
             (Way::Nccl, Ok((symbols, _))) => *symbols,
@@ -84,15 +80,14 @@ impl<B: Backend, A: DeviceAccess<B> + Clone> CommunicatorFactory<B> for NcclFact
                 if let (Some(reason), true) = (reason, info.rank.is_root()) {
                     tracing::warn!(group = name, "{reason}; tensors go through host memory");
                 }
-                let engine = Box::new(|| Ok(Box::new(host) as Box<dyn Engine>));
-                return Ok(Opened { communicator: Box::new(HostCommunicator), engine });
+                return Ok(Opened { communicator: Box::new(HostCommunicator), engine: host.into_engine() });
             }
         };
         tracing::info!(group = name, "{} of {}: tensors go by NCCL", info.rank, info.world_size);
         let id = records.first().and_then(|record| record.id.as_deref()).unwrap_or_default();
         let id = UniqueId::from_bytes(id)?;
         let (rank, world_size) = (info.rank, info.world_size);
-        let communicator = NcclCommunicator::new(self.access.clone(), &info, device);
+        let communicator = NcclCommunicator::new(self.access.clone(), &info, device.clone());
         let queue = self.queue.clone();
         let engine = move || {
             // SAFETY: of the caller of `new`, and the queue is made on this thread.

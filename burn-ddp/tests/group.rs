@@ -1,7 +1,6 @@
 //! Collectives through a process group, over real sockets between processes.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_ddp::transport::OpKind;
 use burn_ddp::{Ddp, ErrorKind, ProcessGroup, Rank, ReduceOp, Result};
 use burn_flex::Flex;
 
@@ -50,7 +49,7 @@ fn collectives() -> Result<String> {
     let piece: Vec<i64> = piece.into_data().iter().collect();
     let offset: i64 = (0..size as i64).sum();
     let all: Vec<i64> = (0..7).map(|i| i * size as i64 + offset).collect();
-    assert_eq!(piece, all[burn_ddp::collective::chunk(7, size, rank)]);
+    assert_eq!(piece, all[burn_ddp_comm::collective::chunk(7, size, rank)]);
 
     let flags = Tensor::<B, 1>::from_floats([1.0, 0.0], device).greater_elem(0.5);
     let flags = if rank == 0 { flags } else { flags.bool_not() };
@@ -69,7 +68,7 @@ fn collectives() -> Result<String> {
     }
     group.barrier()?;
     let stats = group.stats();
-    Ok(format!("{} {}", stats.calls(OpKind::AllReduce), stats.by_kind[&OpKind::Broadcast].calls))
+    Ok(format!("{} {}", stats.calls("all_reduce"), stats.by_name["broadcast"].calls))
 }
 
 #[test]

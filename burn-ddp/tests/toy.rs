@@ -6,7 +6,6 @@ use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{FloatDType, Tensor, TensorData};
 use burn_autodiff::Autodiff;
-use burn_ddp::transport::OpKind;
 use burn_ddp::{Ddp, GradientReduction, MicroStep, ProcessGroup, Replica, ReplicaOptions, Result};
 use burn_flex::Flex;
 
@@ -310,7 +309,7 @@ fn one_reduction() -> Result<String> {
     }
     let after = group.stats();
     let all = after.total_calls() - before.total_calls();
-    Ok(format!("{} {all}", after.calls(OpKind::AllReduce) - before.calls(OpKind::AllReduce)))
+    Ok(format!("{} {all}", after.calls("all_reduce") - before.calls("all_reduce")))
 }
 
 #[test]

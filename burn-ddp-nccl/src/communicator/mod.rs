@@ -27,8 +27,8 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::time::Duration;
 
-use burn_ddp::deadline::Deadline;
-use burn_ddp::transport::Liveness;
+use burn_ddp_comm::deadline::Deadline;
+use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{Error, ErrorKind, Rank, Result};
 
 use crate::UniqueId;

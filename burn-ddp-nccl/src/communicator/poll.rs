@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use burn_ddp::deadline::Deadline;
+use burn_ddp_comm::deadline::Deadline;
 use burn_ddp::{Error, ErrorKind, Result};
 
 use super::{NcclComm, State};

@@ -6,7 +6,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use burn_ddp::collective::chunk;
+use burn_ddp_comm::collective::chunk;
 use burn_ddp::{DType, Error, Rank, ReduceOp, Result};
 
 use super::{NcclComm, State};

@@ -6,8 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr;
 
-use burn_ddp::collective::chunk;
-use burn_ddp::communicator::{DeviceMemory, Memory, Operation, Staged};
+use burn_ddp::communicator::{DeviceMemory, Memory, Operation, Staged, chunk};
 use burn_ddp::{DType, Error, Result};
 
 use super::Fence;
@@ -54,7 +53,7 @@ impl Plan {
                 let places = vec![send..send + count];
                 Ok(Self { room, places, results: vec![0..room], send, recv: 0, count })
             }
-            _ => Err(Error::config(format!("{} takes one tensor, got {}", operation.kind(), counts.len()))),
+            _ => Err(Error::config(format!("{operation} takes one tensor, got {}", counts.len()))),
         }
     }
 }
@@ -104,8 +103,7 @@ impl Bucket {
     pub(crate) fn take(staged: &mut Staged) -> Result<(DType, Box<Self>)> {
         match (staged.pop(), staged.len()) {
             (Some(segment), 0) => match segment.memory {
-                Memory::Device(memory) => memory
-                    .into_any()
+                Memory::Device(memory) => (memory as Box<dyn Any>)
                     .downcast()
                     .map(|bucket| (segment.dtype, bucket))
                     .map_err(|_| Error::config("device memory of another communicator")),
@@ -156,10 +154,6 @@ impl DeviceMemory for Bucket {
     fn bytes(&self) -> usize {
         let places = if self.done { &self.plan.results } else { &self.plan.places };
         places.iter().map(Range::len).sum::<usize>() * self.dtype.size()
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
-        self
     }
 }
 

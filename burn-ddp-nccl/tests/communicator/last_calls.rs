@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use burn_ddp::deadline::Deadline;
+use burn_ddp_comm::deadline::Deadline;
 use burn_ddp::{DType, ErrorKind, ReduceOp, Result};
 use burn_ddp_nccl::Span;
 

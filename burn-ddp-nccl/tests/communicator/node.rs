@@ -3,13 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use burn_ddp::collective::Collectives;
-use burn_ddp::control::Control;
-use burn_ddp::deadline::Deadline;
-use burn_ddp::rendezvous::exchange;
-use burn_ddp::store::{Store, TcpStore};
-use burn_ddp::transport::tcp::{Listener, TcpTransport};
-use burn_ddp::transport::{Liveness, PeerInfo};
+use burn_ddp_comm::collective::Collectives;
+use burn_ddp_comm::control::Control;
+use burn_ddp_comm::deadline::Deadline;
+use burn_ddp_comm::rendezvous::exchange;
+use burn_ddp_comm::store::{Store, TcpStore};
+use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
+use burn_ddp_comm::transport::{Liveness, PeerInfo};
 use burn_ddp::{Rank, RankInfo, Result};
 use burn_ddp_nccl::{NcclComm, Queue, UniqueId};
 use std::sync::Arc;

@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use burn_ddp::collective::Collectives;
-use burn_ddp::deadline::Deadline;
-use burn_ddp::rendezvous::exchange;
-use burn_ddp::store::{MemoryStore, Store, TcpStore};
-use burn_ddp::transport::tcp::{Listener, TcpTransport};
-use burn_ddp::transport::{Liveness, PeerInfo};
+use burn_ddp_comm::collective::Collectives;
+use burn_ddp_comm::deadline::Deadline;
+use burn_ddp_comm::rendezvous::exchange;
+use burn_ddp_comm::store::{MemoryStore, Store, TcpStore};
+use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
+use burn_ddp_comm::transport::{Liveness, PeerInfo};
 use burn_ddp::{Error, ErrorKind, Rank, RankInfo, Result};
 use socket2::{Domain, Socket, Type};
 

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use burn_ddp::collective::Collectives;
+use burn_ddp_comm::collective::Collectives;
 use burn_ddp::{DType, Rank, ReduceOp, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,7 +5,9 @@ pub mod control;
 pub mod deadline;
 pub mod dtype;
 pub mod error;
-pub mod join;
+pub mod group;
+mod net;
+pub mod operation;
 pub mod options;
 pub mod rank;
 pub mod rendezvous;
@@ -14,5 +16,6 @@ pub mod transport;
 
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};
+pub use operation::Operation;
 pub use options::{CommunicatorKind, GroupOptions, TransportKind};
 pub use rank::{Rank, RankInfo};

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use burn_ddp_comm::collective::{Collectives, chunk};
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::dtype::{DType, ReduceOp};
-use burn_ddp_comm::transport::{Header, Liveness, OpKind, Transport, loopback};
-use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
+use burn_ddp_comm::transport::{Header, Liveness, Transport, loopback};
+use burn_ddp_comm::{Error, ErrorKind, Operation, Rank, Result};
 use reference::{Buffer, input, reference};
 use threads::{Wires, launch, outcomes, over_loopback, over_tcp};
 
@@ -165,7 +165,7 @@ fn nobody_passes_a_barrier_before_everybody_has_arrived() {
 
 /// Announces an all_reduce of `count` numbers.
 fn announce(ranks: &mut Collectives, count: usize) -> Result<()> {
-    ranks.announce(OpKind::AllReduce, DType::F32, Some(ReduceOp::Sum), None, count, 1)
+    ranks.announce(Operation::AllReduce(ReduceOp::Sum), DType::F32, count, 1)
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn announced_operations_are_compared_between_neighbours() {
 fn an_announced_operation_divides_its_elements_alike() {
     let outcomes = outcomes(over_tcp(2), |ranks| {
         let division = ranks.rank().0 as u64;
-        ranks.announce(OpKind::AllReduce, DType::F32, None, None, 8, division)
+        ranks.announce(Operation::AllReduce(ReduceOp::Sum), DType::F32, 8, division)
     });
     for outcome in outcomes {
         let error = outcome.expect_err("another division").to_string();

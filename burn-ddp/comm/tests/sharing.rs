@@ -162,7 +162,7 @@ fn the_other_collectives_do_what_they_do_over_a_wire() {
             for _ in 0..50 {
                 ranks.barrier()?;
             }
-            ranks.announce(burn_ddp_comm::transport::OpKind::AllReduce, DType::F32, None, None, 3, 9)
+            ranks.announce(burn_ddp_comm::Operation::AllReduce(ReduceOp::Sum), DType::F32, 3, 9)
         });
     }
 }

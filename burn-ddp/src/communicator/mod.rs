@@ -1,28 +1,32 @@
-//! The one seam NCCL and MPI plug into: lists of tensors in, lists of tensors out.
+//! The seam for communicators: tensors become memory, an engine moves it, and it becomes tensors again.
 //!
-//! A collective has three stages because tensors may not travel between threads freely. On the caller's
-//! thread [`Communicator::stage`] turns tensors into plain memory (host bytes, or device pointers with a
-//! fence); on the group's communication thread an [`Engine`] moves that memory and makes no Burn call; back on
-//! the caller's thread [`Communicator::unstage`] makes tensors of it. Only [`Staged`] crosses threads.
-
-use std::any::Any;
-use std::fmt;
+//! Everything that a crate needs to bring a communicator of its own (NCCL, MPI) is in this module.
+//!
+//! ```text
+//! caller's thread          Communicator::stage     tensors -> Staged (host bytes, or device pointers with a fence)
+//! communication thread     Engine::run             Staged -> Staged; makes no call of Burn
+//! caller's thread          Communicator::unstage   Staged -> tensors
+//! ```
+//!
+//! A collective has three stages because tensors may not travel between threads freely; only [`Staged`] crosses threads.
+//! A [`CommunicatorFactory`] makes both halves when the ranks of a group are connected.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::{BoolTensor, FloatTensor, IntTensor};
-use burn_backend::{Bytes, TensorMetadata};
-
-use crate::deadline::Deadline;
-use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, Result};
-use crate::options::GroupOptions;
-use crate::rank::{Rank, RankInfo};
-use crate::transport::{Liveness, OpKind};
+use burn_backend::TensorMetadata;
+use burn_ddp_comm::{DType, Error, Result};
 
 mod host;
 
+pub use burn_ddp_comm::Operation;
+pub use burn_ddp_comm::collective::chunk;
+pub use burn_ddp_comm::deadline::Deadline;
+pub use burn_ddp_comm::group::{
+    DeviceMemory, Engine, HostEngine, HostMemory, MakeEngine, Memory, Segment, Setup, Staged,
+};
+pub use burn_ddp_comm::transport::Liveness;
+pub use host::HostCommunicator;
 pub(crate) use host::into_data;
-pub use host::{HostCommunicator, HostEngine};
 
 /// A tensor of any kind and number of dimensions.
 #[derive(Clone, Debug)]
@@ -54,7 +58,7 @@ impl<B: Backend> AnyTensor<B> {
         }
     }
 
-    /// The device it lives on.
+    /// The device of the tensor.
     pub fn device(&self) -> B::Device {
         match self {
             Self::Float(tensor) => B::float_device(tensor),
@@ -97,143 +101,49 @@ pub fn wire_dtype(dtype: burn::tensor::DType) -> Result<DType> {
     })
 }
 
-/// One tensor's memory on its way through an [`Engine`].
-#[derive(Debug)]
-pub struct Segment {
-    /// Element type on the wire.
-    pub dtype: DType,
-    /// Where the elements are.
-    pub memory: Memory,
-}
-
-/// Where a segment's elements are.
-#[derive(Debug)]
-pub enum Memory {
-    /// In this process.
-    Host(Bytes),
-    /// On a device, known only to the communicator that staged it.
-    Device(Box<dyn DeviceMemory>),
-}
-
-impl Memory {
-    /// Bytes of the elements in it.
-    pub fn bytes(&self) -> usize {
-        match self {
-            Self::Host(bytes) => bytes.len(),
-            Self::Device(memory) => memory.bytes(),
-        }
-    }
-}
-
-/// Device memory of a communicator that reduces tensors where they are.
-pub trait DeviceMemory: Any + Send + fmt::Debug {
-    /// Bytes of the elements in it, without what lies between them.
-    fn bytes(&self) -> usize;
-
-    /// For the communicator to get its own type back.
-    fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
-}
-
-/// What crosses from the caller's thread to the communication thread and back.
-pub type Staged = Vec<Segment>;
-
-/// A collective operation over staged memory; equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// Reduce over all ranks, the result everywhere.
-    AllReduce(ReduceOp),
-    /// [`AllReduce`](Operation::AllReduce) of a gradient bucket; it meets no other operation.
-    ReduceGradients(ReduceOp),
-    /// Reduce over all ranks, rank r keeping chunk r of one segment.
-    ReduceScatter(ReduceOp),
-    /// The segments of all ranks, one after the other, everywhere; equal lengths.
-    AllGather,
-    /// The bytes of all ranks everywhere, as one segment a rank; lengths may differ.
-    AllGatherBytes,
-    /// All ranks' bytes, of any lengths, on this rank only; one segment in, one per rank out.
-    GatherBytes(Rank),
-    /// The segments of one rank everywhere.
-    Broadcast(Rank),
-    /// Nothing but waiting for all.
-    Barrier,
-}
-
-impl Operation {
-    /// What its frames and errors say it is.
-    pub fn kind(self) -> OpKind {
-        match self {
-            Self::AllReduce(_) => OpKind::AllReduce,
-            Self::ReduceGradients(_) => OpKind::ReduceGradients,
-            Self::ReduceScatter(_) => OpKind::ReduceScatter,
-            Self::AllGather | Self::AllGatherBytes => OpKind::AllGather,
-            Self::Broadcast(_) => OpKind::Broadcast,
-            Self::Barrier => OpKind::Barrier,
-            Self::GatherBytes(_) => OpKind::Gather,
-        }
-    }
-}
-
 /// Turns tensors into memory an [`Engine`] can move, and back. Called on the caller's thread.
 pub trait Communicator<B: Backend>: Send + Sync + 'static {
-    /// Takes the memory out of `tensors`, for `operation`: several tensors may become one segment, and room for a
-    /// result of another size is made here, because an engine cannot.
+    /// Takes the memory out of `tensors`, for `operation`. Several tensors may become one segment. Memory for a result of
+    /// another size is allocated here, because an engine of a device cannot.
+    ///
+    /// # Errors
+    /// `Config` for tensors that cannot travel; it ends the group.
     fn stage(&self, operation: Operation, tensors: Vec<AnyTensor<B>>) -> Result<Staged>;
 
-    /// Makes the tensors of `staged`, shaped and placed as `layouts` say.
+    /// Makes the tensors of `staged`, with the shapes, types and devices of `layouts`.
+    ///
+    /// # Errors
+    /// `Config` for memory of another communicator.
     fn unstage(&self, staged: Staged, layouts: &[Layout<B>]) -> Result<Vec<AnyTensor<B>>>;
 }
 
-/// The communication thread's half: moves memory between ranks, in the order it is called. It lives and dies on that
-/// thread.
-pub trait Engine {
-    /// Runs `operation` on `staged` and returns the result's memory.
-    fn run(&mut self, operation: Operation, staged: Staged) -> Result<Staged>;
-
-    /// The group has ended and nothing more will be run. Whoever holds something that peers wait for lets go of it, though
-    /// this rank may be busy elsewhere.
-    fn abandon(&mut self) {}
-}
-
-/// Makes the two halves for a group, and for each group that is split off it. Who implements it brings a communicator
-/// of his own; the group keeps the control channel, and a [`HostEngine`] for what is bytes and no tensor.
+/// Makes the two halves of a communicator for a group, and for each group that is split off it. Implement it to plug in a
+/// communicator; the group keeps its control channel, and a [`HostEngine`] for bytes and barriers.
 pub trait CommunicatorFactory<B: Backend>: Send + Sync + 'static {
-    /// The communicator of the group whose ranks `meeting` has brought together. All ranks call it, as their last step
-    /// of start-up. Until the communication thread has it, `host` is there for ranks to compare notes.
-    fn open(&self, meeting: Meeting<B>, host: HostEngine) -> Result<Opened<B>>;
+    /// Makes the communicator of the connected ranks that `setup` describes, for tensors on `device`. All ranks call it, as
+    /// their last step of start-up. Until the communication thread takes `host`, ranks can exchange bytes over it.
+    ///
+    /// # Errors
+    /// Any error ends the start-up on all ranks.
+    fn open(&self, setup: Setup, device: &B::Device, host: HostEngine) -> Result<Opened<B>>;
 }
 
-/// A group whose ranks can reach each other, as a [`CommunicatorFactory`] finds it.
-pub struct Meeting<B: Backend> {
-    /// Unique among the groups of a run.
-    pub name: String,
-    /// This rank, in this group.
-    pub info: RankInfo,
-    /// The device that this rank was made for.
-    pub device: B::Device,
-    /// Limits of the group.
-    pub options: GroupOptions,
-    /// Until when all ranks must be through.
-    pub deadline: Deadline,
-    /// Why the group has ended, if it has: every wait must look at it.
-    pub liveness: Liveness,
-}
-
-/// What a [`CommunicatorFactory`] makes.
+/// The two halves of a communicator.
 pub struct Opened<B: Backend> {
     /// The caller's half.
     pub communicator: Box<dyn Communicator<B>>,
     /// Makes the communication thread's half, on that thread.
-    pub engine: Box<dyn FnOnce() -> Result<Box<dyn Engine>> + Send>,
+    pub engine: MakeEngine,
 }
 
-/// How to make a tensor of memory again.
+/// Shape, type and device of a tensor that is made of memory.
 #[derive(Clone, Debug)]
 pub struct Layout<B: Backend> {
     /// Sizes of all dimensions.
     pub shape: Vec<usize>,
     /// Burn's element type.
     pub dtype: burn::tensor::DType,
-    /// Where the tensor belongs.
+    /// Device of the tensor.
     pub device: B::Device,
 }
 

@@ -79,7 +79,7 @@ impl<B: Backend, I: 'static, O: Send + 'static> DataLoaderBuilder<B, I, O> {
         G: Backend<Device = B::Device>,
     {
         let position = (group.rank().0, group.world_size());
-        Self::at(batcher, position, group.device().clone(), group.attached::<Shards>())
+        Self::at(batcher, position, group.device().clone(), group.ranks().attached::<Shards>())
     }
 
     pub(super) fn at<Bt>(

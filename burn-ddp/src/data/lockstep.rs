@@ -140,7 +140,7 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
             group: group.clone(),
             uneven,
             ahead: true,
-            placeholders: group.attached::<Shards>().any_places(),
+            placeholders: group.ranks().attached::<Shards>().any_places(),
             following: None,
             begun: false,
             dry: false,
@@ -277,7 +277,7 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
         })?;
         match (1..reports.len()).find(|rank| reports[*rank].uneven != reports[0].uneven) {
             None => Ok(reports),
-            Some(other) => Err(self.group.agreed(Error::new(
+            Some(other) => Err(self.group.barrier_then(Error::new(
                 ErrorKind::Mismatch,
                 format!(
                     "uneven data: rank 0 has {:?}, {} has {:?}; give all the same",

@@ -58,7 +58,7 @@ pub(crate) fn sharded<B: Backend, O, G: Backend>(
     group: &ProcessGroup<G>,
     what: &str,
 ) -> Result<Option<Arc<ShardState>>> {
-    match group.attached::<Shards>().find(loader) {
+    match group.ranks().attached::<Shards>().find(loader) {
         None if group.world_size() > 1 => Err(refusal(what, group.world_size())),
         known => Ok(known),
     }
@@ -78,7 +78,7 @@ fn refusal(what: &str, world_size: usize) -> Error {
 /// # Errors
 /// [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch) naming both values and ranks, on all ranks.
 pub(crate) fn compare<G: Backend>(state: &ShardState, group: &ProcessGroup<G>, what: &str) -> Result<()> {
-    let compared = group.compare(&format!("the {what} data"), state.fingerprint());
+    let compared = group.ranks().compare(&format!("the {what} data"), state.fingerprint());
     compared.inspect_err(|error| group.fail(error))
 }
 

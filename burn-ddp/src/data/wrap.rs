@@ -27,7 +27,7 @@ where
     O: 'static,
     G: Backend<Device = B::Device>,
 {
-    wrap(loader, group.attached(), (group.rank().0, group.world_size()), How::Slice)
+    wrap(loader, group.ranks().attached(), (group.rank().0, group.world_size()), How::Slice)
 }
 
 /// Deals the batches of a shuffling loader in turn: rank `r` of `W` uses the batches `r`, `r + W`, ... of those it
@@ -48,7 +48,7 @@ where
     G: Backend<Device = B::Device>,
 {
     let (rank, world) = (group.rank().0, group.world_size());
-    wrap(loader, group.attached(), (rank, world), How::Stride { rank, world })
+    wrap(loader, group.ranks().attached(), (rank, world), How::Stride { rank, world })
 }
 
 /// States that a loader already holds this rank's own items and no other's: nothing is split again. Also for
@@ -61,7 +61,7 @@ where
     O: 'static,
     G: Backend<Device = B::Device>,
 {
-    wrap(loader, group.attached(), (group.rank().0, group.world_size()), How::Local)
+    wrap(loader, group.ranks().attached(), (group.rank().0, group.world_size()), How::Local)
 }
 
 #[derive(Clone, Copy)]

@@ -125,7 +125,7 @@ where
             panics: events.panics.clone(),
             events,
             outputs: Outputs::new(ddp.group.clone(), ddp.options.output_limit),
-            sync: ddp.group.attached(),
+            sync: ddp.group.ranks().attached(),
             accumulation,
             steps: 0,
             weight_was_items: None,
@@ -152,8 +152,8 @@ where
         let group = &self.ddp.group;
         self.signals = Some(StopSignals::watch(self.ddp.options.signals)?);
         self.learn_names(names)?;
-        let train_shard = group.alike(data::sharded(&train, group, "training"))?;
-        let valid_shard = group.alike(data::sharded(&valid, group, "validation"))?;
+        let train_shard = group.ranks().agree_on_error(data::sharded(&train, group, "training"))?;
+        let valid_shard = group.ranks().agree_on_error(data::sharded(&valid, group, "validation"))?;
         for (shard, what) in [(&train_shard, "training"), (&valid_shard, "validation")] {
             if let Some(shard) = shard {
                 data::compare(shard, group, what)?;

@@ -52,7 +52,7 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
         components: &mut TrainingComponents<LC>,
     ) -> Result<Prepared<LC>> {
         let group = &self.ddp.group;
-        group.alike(match (components.grad_accumulation, self.ddp.options.replica.reproducibility) {
+        group.ranks().agree_on_error(match (components.grad_accumulation, self.ddp.options.replica.reproducibility) {
             (Some(0), _) => {
                 Err(Error::config("grads_accumulation(0): give the micro-steps of an optimizer step"))
             }
@@ -69,7 +69,7 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
             components.grad_accumulation.unwrap_or(1),
             self.ddp.options
         );
-        group.compare("trainings", settings)?;
+        group.ranks().compare("trainings", settings)?;
         learner.fork(group.device());
         let mut last_epoch = 0;
         if group.rank().is_root() {

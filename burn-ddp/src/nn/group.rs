@@ -65,9 +65,9 @@ impl SyncGroup {
     /// A handle to `group`. The group lives as long as the handle, and so as long as a model that has layers of
     /// it.
     pub fn new<G: Backend>(group: &ProcessGroup<G>) -> Self {
-        let state = group.attached::<SyncState>();
+        let state = group.ranks().attached::<SyncState>();
         let _alive = state.alive.clone();
-        let _in_backward = group.use_in_backward();
+        let _in_backward = group.ranks().use_in_backward();
         Self { group: Arc::new(group.clone()), state, _alive, _in_backward, equal_weights: false }
     }
 

@@ -233,15 +233,15 @@ mod tests {
     #[test]
     fn the_group_knows_whether_forward_passes_may_communicate() {
         let group = ProcessGroup::<I>::solo(&Default::default());
-        assert_eq!(group.attached::<SyncState>().modules(), 0);
+        assert_eq!(group.ranks().attached::<SyncState>().modules(), 0);
         SyncBatchNormConfig::new(2).init::<B>(&Default::default(), None).expect("a plain layer");
-        assert_eq!(group.attached::<SyncState>().modules(), 0);
+        assert_eq!(group.ranks().attached::<SyncState>().modules(), 0);
         let sync = SyncGroup::new(&group);
         let layer = synced(&sync);
         drop(sync);
-        assert!(group.attached::<SyncState>().modules() > 0);
+        assert!(group.ranks().attached::<SyncState>().modules() > 0);
         drop(layer);
-        assert_eq!(group.attached::<SyncState>().modules(), 0, "it may be a model's that is gone");
+        assert_eq!(group.ranks().attached::<SyncState>().modules(), 0, "it may be a model's that is gone");
     }
 
     #[test]

@@ -1,51 +1,28 @@
-//! Ranks that communicate: the group, its one communication thread, and the work handed to it.
+//! The process group of tensors: a [`Group`] of ranks and the communicator that moves their tensors.
 //!
-//! All collectives of a group run on one thread in the order in which they were called, because order is what
-//! makes them match on all ranks; the caller goes on and gets a [`Work`] to wait for. The first error ends the
-//! group: operations of different ranks are out of step from then on, so every later call returns that first
-//! cause instead of waiting for something that cannot come.
-//!
-//! A world of one has no thread and no socket: its collectives are their own result.
+//! Ranks, threads, order and failure are the group's ([`burn_ddp_comm::group`]); what is added here are tensors. A collective
+//! stages them on the caller's thread, queues their memory for the communication thread, and makes tensors again in
+//! [`Work::wait`]. In a world of one the tensors are returned as they are.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::group::Group;
+use burn_ddp_comm::store::Store;
+use burn_ddp_comm::{CommunicatorKind, Error, GroupOptions, Rank, RankInfo, Result};
 
-use crate::communicator::{Communicator, CommunicatorFactory};
-use crate::control::Control;
-use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result};
-use crate::options::{CommunicatorKind, GroupOptions};
-use crate::rank::{Rank, RankInfo};
-use crate::rendezvous;
-use crate::store::{MemoryStore, PrefixStore, Store, TcpStore};
-use crate::transport::shm::CallerBusy;
-use crate::transport::{Liveness, PeerInfo};
+use crate::communicator::{
+    Communicator, CommunicatorFactory, HostCommunicator, HostEngine, MakeEngine, Opened, Setup,
+};
 
-#[cfg(feature = "train")]
-mod attached;
 mod collectives;
-mod connect;
 mod kind;
-mod split;
-mod stats;
-mod thread;
-#[cfg(feature = "overlap")]
-mod turn;
-mod work;
 
+pub(crate) use burn_ddp_comm::group::BackwardLease;
+pub use burn_ddp_comm::group::{GroupStats, OpStats, Work};
 pub use kind::GroupKind;
-pub use stats::{GroupStats, OpStats};
-#[cfg(feature = "overlap")]
-pub(crate) use turn::Turn;
-pub use work::Work;
-
-use connect::Unconnected;
-use stats::Counters;
-use thread::CommunicationThread;
 
 /// Ranks that communicate with each other. Clones are handles to the same group; when the last one is dropped
 /// this rank takes leave of its peers.
@@ -61,59 +38,13 @@ impl<B: Backend> Clone for ProcessGroup<B> {
 }
 
 struct Inner<B: Backend> {
-    name: String,
-    info: RankInfo,
-    device: B::Device,
-    options: GroupOptions,
+    /// Dropped first: the communication thread ends before the caller's half of the communicator.
+    group: Group,
+    /// `None` in a world of one.
+    communicator: Option<Box<dyn Communicator<B>>>,
     /// `None` where tensors travel through host memory.
     factory: Option<Arc<dyn CommunicatorFactory<B>>>,
-    counters: Arc<Counters>,
-    splits: AtomicUsize,
-    /// Shared with the groups it was split into and from.
-    #[cfg(any(feature = "train", feature = "overlap"))]
-    in_backward: Arc<InBackward>,
-    /// Who sends during a backward pass.
-    #[cfg(feature = "overlap")]
-    turns: turn::Turns,
-    #[cfg(feature = "train")]
-    attached: attached::Attached,
-    /// `None` in a world of one.
-    connected: Option<Connected<B>>,
-}
-
-/// Held by everybody whose collectives run during backward passes, besides buckets of gradients.
-#[cfg(any(feature = "train", feature = "overlap"))]
-#[derive(Default)]
-struct InBackward(Arc<()>);
-
-/// What a group of several ranks has. Fields are dropped in this order: the thread ends first, then the
-/// control channel says goodbye, and the store, which others may still need until then, goes last.
-struct Connected<B: Backend> {
-    thread: Mutex<CommunicationThread>,
-    communicator: Box<dyn Communicator<B>>,
-    control: Control,
-    liveness: Liveness,
-    peers: Vec<PeerInfo>,
-    caller: CallerBusy,
-    store: Arc<dyn Store>,
-}
-
-/// Says why this rank leaves before its thread and its connections go, from which peers could tell only that it has.
-impl<B: Backend> Drop for Inner<B> {
-    fn drop(&mut self) {
-        self.connected.iter().for_each(|connected| connected.control.tell_of_panic());
-        self.tell_of_broken();
-    }
-}
-
-impl<B: Backend> Inner<B> {
-    /// Ends the group if buckets have left without the rest.
-    fn tell_of_broken(&self) {
-        #[cfg(feature = "overlap")]
-        if let (Some(connected), Some(error)) = (&self.connected, self.turns.broken()) {
-            connected.control.abort(&error);
-        }
-    }
+    device: B::Device,
 }
 
 impl<B: Backend> ProcessGroup<B> {
@@ -128,6 +59,9 @@ impl<B: Backend> ProcessGroup<B> {
     }
 
     /// The group that `info` describes; see [`ProcessGroup::from_env`]. Tensors travel through host memory.
+    ///
+    /// # Errors
+    /// Those of [`ProcessGroup::from_env`]; `Config` where `options` ask for NCCL.
     pub fn new(info: RankInfo, options: GroupOptions, device: &B::Device) -> Result<Self> {
         if options.communicator == CommunicatorKind::Nccl {
             return Err(Error::config(format!(
@@ -136,50 +70,53 @@ impl<B: Backend> ProcessGroup<B> {
                 B::name(device)
             )));
         }
-        Self::begin(info, options, device, None)
+        Self::connect(info, options, device, None)
     }
 
     /// The group that `info` describes, with a communicator of `factory`'s making: for crates that bring one.
+    ///
+    /// # Errors
+    /// Those of [`ProcessGroup::from_env`] and of `factory`.
     pub fn with_factory(
         info: RankInfo,
         options: GroupOptions,
         device: &B::Device,
         factory: Arc<dyn CommunicatorFactory<B>>,
     ) -> Result<Self> {
-        Self::begin(info, options, device, Some(factory))
+        Self::connect(info, options, device, Some(factory))
     }
 
-    fn begin(
+    fn connect(
         info: RankInfo,
         options: GroupOptions,
         device: &B::Device,
         factory: Option<Arc<dyn CommunicatorFactory<B>>>,
     ) -> Result<Self> {
-        let group = Unconnected::new(info, options, device, factory);
-        if group.is_alone() {
-            return Ok(group.build(None));
-        }
-        let deadline = Deadline::after(group.options.rendezvous_timeout);
-        if group.info.world_size == 1 {
-            return group.connect(Arc::new(MemoryStore::default()), Ipv4Addr::LOCALHOST.into(), deadline);
-        }
-        let interface = group.options.interface.as_deref();
-        // Before anybody is kept waiting for a rank that cannot come.
-        rendezvous::local_address(interface, Ipv4Addr::LOCALHOST.into())?;
-        let store = TcpStore::from_rank_info(&group.info, group.options.rendezvous_timeout)?;
-        let address = rendezvous::local_address(interface, store.local_addr().ip())?;
-        let run = format!("{}.{}", group.info.run_id, group.info.restart_count);
-        group.connect(Arc::new(PrefixStore::new(Arc::new(store), run)), address, deadline)
+        let connected = Group::with_engine(info, options, |setup, host| open(&factory, device, setup, host))?;
+        Ok(Self::of(connected, factory, device))
+    }
+
+    /// The typed group over a connected one.
+    fn of(
+        (group, communicator): (Group, Option<Box<dyn Communicator<B>>>),
+        factory: Option<Arc<dyn CommunicatorFactory<B>>>,
+        device: &B::Device,
+    ) -> Self {
+        let (rank, world_size) = (group.rank(), group.world_size());
+        tracing::info!(group = group.name(), "{rank} of {world_size}: device {device:?}");
+        Self(Arc::new(Inner { group, communicator, factory, device: device.clone() }))
     }
 
     /// A group of one, whatever the environment says.
     pub fn solo(device: &B::Device) -> Self {
-        let (info, options) = (RankInfo::solo(), GroupOptions::new());
-        Unconnected::new(info, options, device, None).build(None)
+        Self::of((Group::solo(), None), None, device)
     }
 
-    /// A group over any store that all its ranks share; ranks listen on `address`. This is how tests put
-    /// several ranks into one process.
+    /// A group over any store that all its ranks share; ranks listen on `address`. Tests put several ranks into one process
+    /// with it.
+    ///
+    /// # Errors
+    /// Those of [`ProcessGroup::from_env`], but for the environment's.
     pub fn over_store(
         info: RankInfo,
         options: GroupOptions,
@@ -187,24 +124,36 @@ impl<B: Backend> ProcessGroup<B> {
         store: Arc<dyn Store>,
         address: IpAddr,
     ) -> Result<Self> {
-        let deadline = Deadline::after(options.rendezvous_timeout);
-        let group = Unconnected::new(info, options, device, None);
-        group.connect(store, address, deadline)
+        let group = Group::over_store(info, options, store, address)?;
+        let communicator = group.is_connected().then(|| Box::new(HostCommunicator) as Box<dyn Communicator<B>>);
+        Ok(Self::of((group, communicator), None, device))
+    }
+
+    /// Divides the group: ranks that give the same `color` form a new group, ordered by `key`, then by rank. All
+    /// ranks must call it; one that gives no color gets no group. Groups work independently of each other, and
+    /// the failure of one does not end another.
+    ///
+    /// # Errors
+    /// The first error of this group; `PeerFailed` naming the first rank that could not connect its part.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        let Inner { group, factory, device, .. } = &*self.0;
+        let part = group.split_with(color, key, |setup, host| open(factory, device, setup, host))?;
+        Ok(part.map(|connected| Self::of(connected, factory.clone(), device)))
     }
 
     /// This process's position in the group.
     pub fn rank(&self) -> Rank {
-        self.0.info.rank
+        self.0.group.rank()
     }
 
     /// Number of processes in the group.
     pub fn world_size(&self) -> usize {
-        self.0.info.world_size
+        self.0.group.world_size()
     }
 
-    /// What the launcher said of this process (of a subgroup: with the subgroup's rank and size).
+    /// The launcher's description of this process (of a subgroup: with the subgroup's rank and size).
     pub fn info(&self) -> &RankInfo {
-        &self.0.info
+        self.0.group.info()
     }
 
     /// The device that this rank was made for.
@@ -212,9 +161,49 @@ impl<B: Backend> ProcessGroup<B> {
         &self.0.device
     }
 
+    /// Limits of this group.
+    pub fn options(&self) -> &GroupOptions {
+        self.0.group.options()
+    }
+
+    /// Address at which each rank listens, in rank order; empty in a world of one.
+    pub fn peers(&self) -> Vec<SocketAddr> {
+        self.0.group.peers()
+    }
+
+    /// Collectives so far, by name, with bytes and the time spent in waiting for them.
+    pub fn stats(&self) -> GroupStats {
+        self.0.group.stats()
+    }
+
+    /// Ends the group on all ranks: every wait, here and there, returns an error with `reason`.
+    pub fn abort(&self, reason: &str) {
+        self.0.group.abort(reason);
+    }
+
+    /// Leaves with the outcome of the training: after `Ok` peers read that this rank has finished, after `Err` they read the
+    /// error as a failure of this rank. Without it a rank that returns an error looks to its peers as if it had finished,
+    /// because dropping a group cannot know why.
+    ///
+    /// # Errors
+    /// `outcome`, unchanged.
+    pub fn finish<T, E: fmt::Display>(&self, outcome: Result<T, E>) -> Result<T, E> {
+        self.0.group.finish(outcome)
+    }
+
+    /// The first error of the group, if it has ended.
+    pub fn cause(&self) -> Option<Error> {
+        self.0.group.cause()
+    }
+
+    /// The ranks of this group, without its tensors.
+    pub(crate) fn ranks(&self) -> &Group {
+        &self.0.group
+    }
+
     /// Whether collectives travel: not in a world of one, unless [`GroupOptions::connect_alone`] asks for it.
     pub(crate) fn is_connected(&self) -> bool {
-        self.0.connected.is_some()
+        self.0.group.is_connected()
     }
 
     /// Whether tensors travel through host memory, where reading one costs nothing.
@@ -222,122 +211,29 @@ impl<B: Backend> ProcessGroup<B> {
         self.0.factory.is_none()
     }
 
-    /// To be held for as long as collectives of this group may run during backward passes.
-    #[cfg(feature = "train")]
-    pub(crate) fn use_in_backward(&self) -> Arc<()> {
-        self.0.in_backward.0.clone()
-    }
-
-    /// Whether anybody holds what [`ProcessGroup::use_in_backward`] gives, of this group or of one that comes of the same
-    /// group by [`ProcessGroup::split`]: a pass that waits in the one for a rank that is behind with the other may wait for
-    /// ever where the device runs one collective at a time.
-    #[cfg(feature = "overlap")]
-    pub(crate) fn is_used_in_backward(&self) -> bool {
-        Arc::strong_count(&self.0.in_backward.0) > 1
-    }
-
-    /// The right to send while a backward pass runs, unless another has it.
-    #[cfg(feature = "overlap")]
-    pub(crate) fn take_turn(&self) -> Option<Turn> {
-        self.0.turns.take()
-    }
-
-    /// What a floor above keeps for as long as the group lives: one value of each type, made when first asked for.
-    #[cfg(feature = "train")]
-    pub(crate) fn attached<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
-        self.0.attached.get()
-    }
-
-    /// Limits of this group.
-    pub fn options(&self) -> &GroupOptions {
-        &self.0.options
-    }
-
-    /// Where each rank listens, in rank order; empty in a world of one.
-    pub fn peers(&self) -> Vec<SocketAddr> {
-        let connected = self.0.connected.iter();
-        connected.flat_map(|connected| connected.peers.iter().map(|peer| peer.address)).collect()
-    }
-
-    /// Collectives so far, by kind, with bytes and the time spent in waiting for them.
-    pub fn stats(&self) -> GroupStats {
-        self.0.counters.read()
-    }
-
-    /// Ends the group on all ranks: every wait, here and there, returns an error with `reason`.
-    pub fn abort(&self, reason: &str) {
-        self.fail(&Error::new(ErrorKind::Aborted, reason));
-    }
-
-    /// Takes leave with the outcome of the training: after `Ok` peers read that this rank has finished, after `Err`
-    /// they read the error, as a failure of this rank. Without it a rank that returns an error looks to its peers as
-    /// if it had finished, because dropping a group cannot know why.
-    pub fn finish<T, E: fmt::Display>(&self, outcome: Result<T, E>) -> Result<T, E> {
-        if let Err(error) = &outcome {
-            self.abort(&error.to_string());
-        }
-        self.0.tell_of_broken();
-        outcome
-    }
-
-    /// Ends the group because of `cause`; for floors above that find an error of their own.
+    /// Ends the group on all ranks because of `cause`; see [`Group::fail`].
     pub(crate) fn fail(&self, cause: &Error) {
-        if let Some(connected) = &self.0.connected {
-            connected.control.abort(cause);
+        self.0.group.fail(cause);
+    }
+
+    /// See [`Group::barrier_then`].
+    pub(crate) fn barrier_then(&self, error: Error) -> Error {
+        self.0.group.barrier_then(error)
+    }
+}
+
+/// Makes both halves of the communicator of connected ranks.
+fn open<B: Backend>(
+    factory: &Option<Arc<dyn CommunicatorFactory<B>>>,
+    device: &B::Device,
+    setup: Setup,
+    host: HostEngine,
+) -> Result<(MakeEngine, Box<dyn Communicator<B>>)> {
+    match factory {
+        Some(factory) => {
+            let Opened { communicator, engine } = factory.open(setup, device, host)?;
+            Ok((engine, communicator))
         }
-    }
-
-    /// Buckets that were sent have no others after them, because of `error`: the group ends with it as soon as it is used or
-    /// left. Not at once, because this rank may be on its way out with a cause of its own.
-    #[cfg(feature = "overlap")]
-    pub(crate) fn break_off(&self, error: Error) {
-        self.0.turns.end(error);
-    }
-
-    /// For an error that every rank finds in what it has received, and so finds alike: passes a barrier, so that no
-    /// rank is told of another's failure before it holds the error itself.
-    pub(crate) fn agreed(&self, error: Error) -> Error {
-        let _ = self.barrier();
-        error
-    }
-
-    /// Compares what all ranks say of themselves; `what` names it. All ranks must call it.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Mismatch`] on all ranks, naming the first that differs from rank 0, and what both said.
-    pub(crate) fn compare(&self, what: &str, mine: String) -> Result<()> {
-        if self.world_size() == 1 {
-            return Ok(());
-        }
-        let all = self.all_gather_bytes(mine.into_bytes())?;
-        let Some(rank) = (1..all.len()).find(|rank| all[*rank] != all[0]) else { return Ok(()) };
-        let text = |rank: usize| String::from_utf8_lossy(&all[rank]);
-        let (first, other) = (text(0), text(rank));
-        let rank = Rank(rank);
-        let message = format!("{what} differ: rank 0 has {first}; {rank} has {other}; give all the same");
-        Err(self.agreed(Error::new(ErrorKind::Mismatch, message)))
-    }
-
-    /// An error that any rank found before this point, on every rank: its own, or else the first rank's. For
-    /// checks that mostly fail alike, so that each rank reports what it found and not that another has failed. All
-    /// ranks must call it.
-    #[cfg(feature = "train")]
-    pub(crate) fn alike<T>(&self, found: Result<T>) -> Result<T> {
-        let mine = found.as_ref().err().map(ToString::to_string).unwrap_or_default();
-        let all = self.all_gather_bytes(mine.into_bytes())?;
-        let first = all.iter().position(|text| !text.is_empty());
-        match (found, first) {
-            (Ok(value), None) => Ok(value),
-            (Ok(_), Some(rank)) => {
-                let text = String::from_utf8_lossy(&all[rank]).into_owned();
-                Err(self.agreed(Error::new(ErrorKind::PeerFailed(Rank(rank)), text).context(Rank(rank))))
-            }
-            (Err(error), _) => Err(self.agreed(error)),
-        }
-    }
-
-    /// The first error of the group, if it has ended.
-    pub fn cause(&self) -> Option<Error> {
-        self.0.connected.as_ref().and_then(|connected| connected.liveness.cause())
+        None => Ok((host.into_engine(), Box::new(HostCommunicator))),
     }
 }

@@ -19,7 +19,7 @@ use crate::bucket::{BUCKET_BYTES, BucketPlan, FIRST_BUCKET_BYTES, ParamRole, ove
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 #[cfg(feature = "overlap")]
-use crate::process_group::Turn;
+use crate::process_group::BackwardLease;
 
 /// What errors of gradients that were taken say, for programs that cannot do what else they say.
 pub(crate) const TURN_OFF: &str = "turn overlap off by `ReplicaOptions::with_overlap(false)` (with a Learner by \
@@ -57,7 +57,7 @@ pub(super) struct Early<B: Backend> {
     arrivals: Option<Vec<usize>>,
     /// Held from the first gradient that is taken until the rest is sent.
     #[cfg(feature = "overlap")]
-    turn: Option<Turn>,
+    turn: Option<BackwardLease>,
     /// What went wrong where no error could be returned.
     failed: Option<Error>,
 }
@@ -207,7 +207,7 @@ impl<B: Backend> Early<B> {
     /// Whether it is this one's turn to send over its group; takes it where it is nobody's.
     fn has_turn(&mut self) -> bool {
         if self.turn.is_none() {
-            self.turn = self.group.as_ref().and_then(ProcessGroup::take_turn);
+            self.turn = self.group.as_ref().and_then(|group| group.ranks().acquire_backward_lease());
         }
         self.turn.is_some()
     }
@@ -223,7 +223,7 @@ impl<B: Backend> Reducer<B> {
         }
         // A layer that communicates in the backward pass takes turns with the buckets, which may leave at other times on
         // other ranks: the order of operations would differ.
-        let free = early.group.as_ref().is_some_and(|group| !group.is_used_in_backward());
+        let free = early.group.as_ref().is_some_and(|group| !group.ranks().is_used_in_backward());
         let fresh = early.failed.is_none() && !early.has_taken_any() && self.flight.sent() == 0;
         early.open = if alone && free && fresh { self.ahead.next(self.reduction) } else { None };
     }

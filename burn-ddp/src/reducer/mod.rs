@@ -225,7 +225,7 @@ impl<B: Backend> Reducer<B> {
             if group.is_connected() { self.all_reduce(flight, group, &mut gradients, &tail)? } else { tail };
         sum_of_tails.iter_mut().for_each(|number| *number *= divided_by);
         self.scale(gradients, divided_by, &window.dtypes, &sum_of_tails, used_here)
-            .map_err(|error| group.agreed(error))
+            .map_err(|error| group.barrier_then(error))
     }
 
     /// What collectives make of the gradients: their mean over the ranks, where that is the sum but for the exponent,

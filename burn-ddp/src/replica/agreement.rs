@@ -19,11 +19,11 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
     group: &ProcessGroup<B::InnerBackend>,
     options: &ReplicaOptions,
 ) -> Result<M> {
-    group.compare("options", format!("{options:?}"))?;
+    group.ranks().compare("options", format!("{options:?}"))?;
     let mut params = parameters::collect::<B, M>(&model)?;
     refuse_what_cannot_be_kept_equal(&params, group)?;
     let specs: Vec<_> = params.iter().map(|param| param.spec.clone()).collect();
-    compare(&specs, group).map_err(|error| group.agreed(error))?;
+    compare(&specs, group).map_err(|error| group.barrier_then(error))?;
 
     let ids: Vec<u64> = params.iter().map(|param| param.id.val()).collect();
     let ids: Vec<u64> = decode(&group.broadcast_bytes(&encode(&ids)?, Rank(0))?)?;
@@ -41,7 +41,7 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
     let values = values.filter_map(|(param, id)| Some((id.into(), param.tensor?))).collect();
     let model = parameters::replace::<B, M>(model, values)?;
     let params = parameters::collect::<B, M>(&model)?;
-    compare_values(&params, group, "after the broadcast from rank 0").map_err(|error| group.agreed(error))?;
+    compare_values(&params, group, "after the broadcast from rank 0").map_err(|error| group.barrier_then(error))?;
     Ok(model)
 }
 
@@ -58,7 +58,7 @@ pub fn verify_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     let mut params = parameters::collect::<B, M>(model).inspect_err(|error| group.fail(error))?;
     params.retain(|param| param.spec.role != ParamRole::RunningState);
     compare_values(&params, group, &format!("at step {step}")).map_err(|error| {
-        let error = group.agreed(error);
+        let error = group.barrier_then(error);
         group.fail(&error);
         error
     })

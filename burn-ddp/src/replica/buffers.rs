@@ -37,7 +37,7 @@ pub(super) fn sync<B: AutodiffBackend, M: AutodiffModule<B>>(
     let all = group.all_gather_bytes(encode(&hashes(&states)?)?)?;
     let all = all.iter().map(|bytes| decode(bytes)).collect::<Result<Vec<Vec<u64>>>>()?;
     if let Some(rank) = all.iter().position(|hashes| hashes.len() != states.len()) {
-        return Err(group.agreed(Error::new(
+        return Err(group.barrier_then(Error::new(
             ErrorKind::Mismatch,
             format!(
                 "{} has {} running states, {} has {}: synchronize the same model on every rank",

@@ -108,7 +108,7 @@ impl<B: AutodiffBackend> Replica<B> {
             settled,
         };
         replica.look_at(&model);
-        reproducibility.check_parameters(&replica.specs).map_err(|error| group.agreed(error))?;
+        reproducibility.check_parameters(&replica.specs).map_err(|error| group.barrier_then(error))?;
         replica.seed_next();
         tracing::debug!("{} reduces\n{}", group.rank(), replica.plan());
         #[cfg(feature = "overlap")]
@@ -359,7 +359,7 @@ impl<B: AutodiffBackend> Replica<B> {
             .collect();
         let text = format!("no gradient in optimizer step {} for {}", self.steps, lines.join("; "));
         if strict {
-            return Err(self.group.agreed(Error::new(ErrorKind::Mismatch, text)));
+            return Err(self.group.barrier_then(Error::new(ErrorKind::Mismatch, text)));
         }
         self.warned = true;
         if self.group.rank().is_root() {

@@ -106,7 +106,7 @@ impl<B: AutodiffBackend> Replica<B> {
 impl<B: AutodiffBackend> Drop for Replica<B> {
     fn drop(&mut self) {
         if let Some(error) = self.reducer.lock().left_behind() {
-            self.group.break_off(error);
+            self.group.ranks().break_off(error);
         }
     }
 }

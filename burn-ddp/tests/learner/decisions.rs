@@ -16,7 +16,6 @@ use burn::train::metric::{
 use burn::train::{EarlyStoppingStrategy, Interrupter, MetricEarlyStoppingStrategy, StoppingCondition};
 use burn_ddp::data::DataLoaderBuilder;
 use burn_ddp::learner::{DdpStrategy, IncompleteWindow, LaunchDdp};
-use burn_ddp::transport::OpKind;
 use burn_ddp::{ProcessGroup, Result};
 use rustix::process::Signal;
 
@@ -67,7 +66,7 @@ impl Numeric for Scripted {
 
 /// Optimizer steps so far: one bucket, so one reduction each.
 fn steps(group: &ProcessGroup<G>) -> u64 {
-    group.stats().calls(OpKind::AllReduce)
+    group.stats().calls("all_reduce")
 }
 
 /// Fifty trainings, each of which must stop after epoch 3 with the checkpoint of epoch 2.

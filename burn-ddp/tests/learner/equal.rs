@@ -128,7 +128,7 @@ fn micro_batches() -> Result<String> {
                     .iter()
                     .flat_map(|ids| {
                         (0..world).map(move |rank| {
-                            ids[burn_ddp::collective::chunk(ids.len(), world, rank)].to_vec()
+                            ids[burn_ddp_comm::collective::chunk(ids.len(), world, rank)].to_vec()
                         })
                     })
                     .filter(|ids| !ids.is_empty())

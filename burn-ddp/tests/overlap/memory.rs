@@ -7,7 +7,6 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_ddp::transport::OpKind;
 use burn_ddp::{MicroStep, ProcessGroup, Replica, ReplicaOptions, Result};
 
 use crate::harness::{Case, Launch, argument};
@@ -93,7 +92,7 @@ fn small_parameters() -> Result<String> {
         let params = (0..200).map(|_| Param::from_tensor(Tensor::<B, 1>::ones([64], &device))).collect();
         let (model, mut replica) = Replica::new(Many { params }, &group, options)?;
         let buckets = replica.plan().buckets.len() as u64;
-        let before = group.stats().calls(OpKind::AllReduce);
+        let before = group.stats().calls("all_reduce");
         let mut times = Vec::new();
         for _ in 0..20 {
             let loss = model.params.iter().map(|param| param.val().sum()).reduce(|a, b| a + b).expect("many");
@@ -102,7 +101,7 @@ fn small_parameters() -> Result<String> {
             replica.reduce(&model, grads)?;
             times.push(start.elapsed());
         }
-        assert_eq!(group.stats().calls(OpKind::AllReduce) - before, 20 * buckets);
+        assert_eq!(group.stats().calls("all_reduce") - before, 20 * buckets);
         times.sort_unstable();
         texts.push(format!("{buckets} {}", times[10].as_micros()));
     }

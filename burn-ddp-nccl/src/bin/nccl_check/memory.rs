@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use burn_ddp::deadline::Deadline;
-use burn_ddp::transport::Liveness;
+use burn_ddp_comm::deadline::Deadline;
+use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{Error, ErrorKind, Rank, Result};
 use burn_ddp_nccl::{CudaQueue, NcclComm, Span, UniqueId};
 use cudarc::driver::sys::CUdeviceptr;

@@ -5,7 +5,7 @@ use super::{Collectives, Way, elements, expect_length};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
-use crate::transport::OpKind;
+use crate::operation::Operation;
 
 impl Collectives {
     /// Fills `output` on every rank with all ranks' `input`, one after the other in rank order.
@@ -17,7 +17,7 @@ impl Collectives {
         self.check()?;
         let count = elements("the input of all_gather", dtype, input)?;
         expect_length("the output of all_gather", output.len(), input.len() * self.world_size())?;
-        let header = self.header(OpKind::AllGather, dtype, count);
+        let header = self.header(Operation::AllGather, dtype, count);
         self.operation(header, |way, _| match way {
             Way::Memory(mut shared) => shared.all_gather(input, output),
             Way::Wire(exchange) => gather(exchange, input, output),
@@ -32,7 +32,7 @@ impl Collectives {
         self.check()?;
         let world_size = self.world_size();
         // The count of a header is the same on all ranks, and here no length is: they follow as data.
-        let header = self.header(OpKind::AllGather, DType::U8, 0);
+        let header = self.header(Operation::AllGatherBytes, DType::U8, 0);
         self.operation(header, |way, _| {
             let exchange = match way {
                 Way::Memory(mut shared) => return shared.gather_bytes(None, input),
@@ -62,7 +62,7 @@ impl Collectives {
                 "the root of gather is {root}, but the group has {world_size}"
             )));
         }
-        let header = self.header(OpKind::Gather, DType::U8, 0).with_root(root);
+        let header = self.header(Operation::GatherBytes(root), DType::U8, 0);
         self.operation(header, |way, _| {
             let exchange = match way {
                 Way::Memory(mut shared) => return shared.gather_bytes(Some(root.0), input),

@@ -15,7 +15,7 @@ use super::{Collectives, Road, aligned_elements, hierarchical};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
-use crate::transport::OpKind;
+use crate::operation::Operation;
 
 /// Bytes that are reduced at a time, by all ranks together. Memory for what others send grows with it; a turn of the
 /// ranks should be small beside the time that it takes on the wire, which is 30 ms at 1 Gbit/s and 3 ms at 10.
@@ -29,23 +29,29 @@ impl Collectives {
     /// `Config` for a buffer whose length is no multiple of the element size or that is not aligned to it;
     /// else what ended the operation (see [`Collectives`]), and `data` is then of no use.
     pub fn all_reduce(&mut self, dtype: DType, op: ReduceOp, data: &mut [&mut [u8]]) -> Result<()> {
-        self.reduce_as(OpKind::AllReduce, dtype, op, data)
+        self.reduce_as(Operation::AllReduce(op), dtype, op, data)
     }
 
     /// [`all_reduce`](Self::all_reduce) of a gradient bucket: the same, and an error where other ranks are in an
     /// `all_reduce` of their own.
     pub fn reduce_gradients(&mut self, dtype: DType, op: ReduceOp, data: &mut [&mut [u8]]) -> Result<()> {
-        self.reduce_as(OpKind::ReduceGradients, dtype, op, data)
+        self.reduce_as(Operation::ReduceGradients(op), dtype, op, data)
     }
 
-    fn reduce_as(&mut self, kind: OpKind, dtype: DType, op: ReduceOp, data: &mut [&mut [u8]]) -> Result<()> {
+    fn reduce_as(
+        &mut self,
+        operation: Operation,
+        dtype: DType,
+        op: ReduceOp,
+        data: &mut [&mut [u8]],
+    ) -> Result<()> {
         self.check()?;
         let mut count = 0;
         for part in data.iter() {
             count += aligned_elements("the data of all_reduce", dtype, part)?;
         }
         let mut data = Segments::new(data);
-        let header = self.header(kind, dtype, count).with_reduce(op);
+        let header = self.header(operation, dtype, count);
         let algorithm = self.algorithm.unwrap_or_else(|| choose(self.world_size(), dtype, count));
         self.by_road(header, |road, scratch| {
             let exchange = match road {

@@ -2,10 +2,10 @@
 //! `announce`, in which one from a neighbour proves that he does the same.
 
 use super::{Collectives, Way};
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
-use crate::transport::OpKind;
+use crate::operation::Operation;
 
 /// Tells an announced operation, which moves its data by other means, from one over the wire.
 const ANNOUNCED: u8 = 0xA0;
@@ -17,7 +17,7 @@ impl Collectives {
     /// What ended the operation (see [`Collectives`]).
     pub fn barrier(&mut self) -> Result<()> {
         self.check()?;
-        let header = self.header(OpKind::Barrier, DType::U8, 0);
+        let header = self.header(Operation::Barrier, DType::U8, 0);
         self.operation(header, |way, _| match way {
             Way::Memory(mut shared) => shared.agree(0).map(drop),
             Way::Wire(exchange) => {
@@ -37,25 +37,17 @@ impl Collectives {
     /// What ended the operation (see [`Collectives`]).
     pub fn announce(
         &mut self,
-        kind: OpKind,
+        operation: Operation,
         dtype: DType,
-        reduce: Option<ReduceOp>,
-        root: Option<Rank>,
         count: usize,
         division: u64,
     ) -> Result<()> {
         self.check()?;
-        let mut header = self.header(kind, dtype, count);
-        if let Some(op) = reduce {
-            header = header.with_reduce(op);
-        }
-        if let Some(root) = root {
-            header = header.with_root(root);
-        }
+        let header = self.header(operation, dtype, count);
         let mine = division.to_le_bytes();
         let differ = |me: Rank, peer: Rank| {
             let text = format!(
-                "{kind}: {me} and {peer} divide {count} x {dtype} into tensors of other sizes: give lists of equal sizes"
+                "{operation}: {me} and {peer} divide {count} x {dtype} into tensors of other sizes: give lists of equal sizes"
             );
             Err(Error::new(ErrorKind::Mismatch, text))
         };

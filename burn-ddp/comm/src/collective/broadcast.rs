@@ -7,7 +7,7 @@ use super::{Collectives, Way, elements};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use crate::transport::OpKind;
+use crate::operation::Operation;
 
 /// Up to so many bytes the root sends everything to everybody, in one phase rather than two of chunks: rounds cost more
 /// than bytes.
@@ -33,7 +33,7 @@ impl Collectives {
                 "the root of broadcast is {root}, but the group has {world_size}"
             )));
         }
-        let header = self.header(OpKind::Broadcast, dtype, count).with_root(root);
+        let header = self.header(Operation::Broadcast(root), dtype, count);
         self.operation(header, |way, _| {
             let exchange = match way {
                 Way::Memory(mut shared) => return shared.broadcast(root.0, &mut data),

@@ -34,7 +34,8 @@ use crate::deadline::Deadline;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use crate::transport::{Header, OpKind, Transport};
+use crate::operation::Operation;
+use crate::transport::{Header, Transport};
 
 mod all_gather;
 mod all_reduce;
@@ -148,8 +149,8 @@ impl Collectives {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    fn header(&self, kind: OpKind, dtype: DType, count: usize) -> Header {
-        Header::new(kind, self.sequence, dtype, count)
+    fn header(&self, operation: Operation, dtype: DType, count: usize) -> Header {
+        Header::new(operation, self.sequence, dtype, count)
     }
 
     /// Runs one operation: one sequence number, one deadline, and poison if it fails. Over several hosts the wire is used

@@ -9,7 +9,7 @@ use super::{Collectives, Way, aligned_elements, elements, expect_length};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
-use crate::transport::OpKind;
+use crate::operation::Operation;
 
 impl Collectives {
     /// Fills `output` on each rank with its [`chunk`](super::chunk) of the reduction of all ranks' `input`.
@@ -31,7 +31,7 @@ impl Collectives {
         let (rank, world_size) = (self.rank(), self.world_size());
         let chunk = |rank| byte_chunk(input.len(), dtype.size(), world_size, rank);
         expect_length("the output of reduce_scatter", output.len(), chunk(rank).len())?;
-        let header = self.header(OpKind::ReduceScatter, dtype, count).with_reduce(op);
+        let header = self.header(Operation::ReduceScatter(op), dtype, count);
         self.operation(header, |way, scratch| {
             let exchange = match way {
                 Way::Memory(mut shared) => return shared.reduce_scatter(dtype, op, input, output),

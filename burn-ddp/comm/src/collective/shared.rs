@@ -376,7 +376,7 @@ pub(super) fn part(room: usize, parts: usize) -> usize {
 #[cfg(target_os = "linux")]
 mod tests {
     use super::*;
-    use crate::transport::OpKind;
+    use crate::operation::Operation;
     use crate::transport::shm::tests::boards;
     use std::time::Duration;
 
@@ -390,7 +390,7 @@ mod tests {
                 scope.spawn(move || {
                     let mut scratch = Scratch::default();
                     for (sequence, &count) in counts.iter().chain(counts).enumerate() {
-                        let header = Header::new(OpKind::AllReduce, sequence as u64, DType::F32, count);
+                        let header = Header::new(Operation::AllReduce(ReduceOp::Sum), sequence as u64, DType::F32, count);
                         let deadline = Deadline::after(Duration::from_secs(60));
                         let mut shared = Shared { board: &mut board, header, deadline };
                         let mut left = vec![1.0f32; count / 3];

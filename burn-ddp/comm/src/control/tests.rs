@@ -8,7 +8,9 @@ use std::time::Instant;
 use super::*;
 use crate::transport::tcp::TcpTransport;
 use crate::transport::tcp::tests::{frame, meshes, ranks, soon};
-use crate::transport::{OpKind, PeerState, Transport};
+use crate::dtype::ReduceOp;
+use crate::operation::Operation;
+use crate::transport::{PeerState, Transport};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -22,7 +24,7 @@ struct Member {
 impl Member {
     /// Waits for a frame of `from` that will not come.
     fn wait_for(&mut self, from: usize) -> Error {
-        self.wire.recv(Rank(from), &frame(OpKind::Barrier, 3, 0), &mut [], soon()).unwrap_err()
+        self.wire.recv(Rank(from), &frame(Operation::Barrier, 3, 0), &mut [], soon()).unwrap_err()
     }
 }
 
@@ -55,7 +57,7 @@ fn a_peer_that_dies_is_named_to_whoever_waits() {
             drop(other);
         });
         listening.wait();
-        let error = wire.recv(Rank(1), &frame(OpKind::Barrier, 0, 0), &mut [], soon()).unwrap_err();
+        let error = wire.recv(Rank(1), &frame(Operation::Barrier, 0, 0), &mut [], soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PeerLost(Rank(1)), "{error}");
         assert!(error.to_string().contains("its process ended"), "{error}");
     });
@@ -70,7 +72,7 @@ fn everyone_hears_of_a_dead_peer_also_who_waits_for_another() {
         let liveness = Liveness::new(3);
         let mut wire = TcpTransport::new(Rank(me), mesh.data, liveness.clone()).unwrap();
         let control = Control::start(Rank(me), mesh.control, liveness, LONG).unwrap();
-        let error = wire.recv(Rank(1 - me), &frame(OpKind::Barrier, 0, 0), &mut [], soon()).unwrap_err();
+        let error = wire.recv(Rank(1 - me), &frame(Operation::Barrier, 0, 0), &mut [], soon()).unwrap_err();
         (error, wire, control)
     };
     let ends: Vec<_> = thread::scope(|scope| {
@@ -124,11 +126,11 @@ fn an_abort_reaches_a_blocked_receiver_with_its_cause() {
 #[test]
 fn a_mismatch_that_one_rank_finds_is_everyones() {
     let ends = members(3, LONG, |mut member| {
-        let header = frame(OpKind::AllReduce, 4, 1);
+        let header = frame(Operation::AllReduce(ReduceOp::Sum), 4, 1);
         let error = match member.me.0 {
             0 => member.wire.recv(Rank(1), &header, &mut [&mut [0]], soon()).unwrap_err(),
             1 => {
-                member.wire.send(Rank(0), &frame(OpKind::Broadcast, 4, 1), &[&[0]], soon()).unwrap();
+                member.wire.send(Rank(0), &frame(Operation::Broadcast(Rank(0)), 4, 1), &[&[0]], soon()).unwrap();
                 member.wait_for(2)
             }
             _ => member.wait_for(1),

@@ -4,67 +4,13 @@ use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
+use crate::operation::{Operation, OperationCode};
 use crate::rank::Rank;
-
-/// Which collective a frame belongs to.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum OpKind {
-    /// Every rank ends with the reduction of all ranks' data.
-    AllReduce = 1,
-    /// Every rank ends with its chunk of the reduction.
-    ReduceScatter = 2,
-    /// Every rank ends with the data of all ranks.
-    AllGather = 3,
-    /// Every rank ends with the root's data.
-    Broadcast = 4,
-    /// Nobody passes before everybody has arrived.
-    Barrier = 5,
-    /// The root ends with the data of all ranks.
-    Gather = 6,
-    /// [`AllReduce`](OpKind::AllReduce) of a bucket that a replica sends. Of a kind of its own because overlap lets buckets
-    /// leave when they are ready: where a rank's own collective meets one of equal size, the two must not be taken for one.
-    ReduceGradients = 7,
-}
-
-impl OpKind {
-    /// All kinds, in the order of their wire numbers.
-    pub const ALL: [OpKind; 7] = [
-        OpKind::AllReduce,
-        OpKind::ReduceScatter,
-        OpKind::AllGather,
-        OpKind::Broadcast,
-        OpKind::Barrier,
-        OpKind::Gather,
-        OpKind::ReduceGradients,
-    ];
-
-    /// The name users know.
-    pub fn name(self) -> &'static str {
-        match self {
-            OpKind::AllReduce => "all_reduce",
-            OpKind::ReduceScatter => "reduce_scatter",
-            OpKind::AllGather => "all_gather",
-            OpKind::Broadcast => "broadcast",
-            OpKind::Barrier => "barrier",
-            OpKind::Gather => "gather",
-            OpKind::ReduceGradients => "all_reduce of gradients",
-        }
-    }
-}
-
-impl fmt::Display for OpKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// First bytes of every header; a stray connection does not have them.
 const MAGIC: u16 = 0xDD91;
-/// `Header::root` of operations without a root.
-const NO_ROOT: u16 = u16::MAX;
 
 /// Says which operation a frame belongs to: 32 bytes, in the byte order of the machine (all ranks of a run
 /// have the same architecture; the magic number read in the wrong order refuses anything else).
@@ -72,11 +18,9 @@ const NO_ROOT: u16 = u16::MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Header {
     magic: u16,
-    kind: u8,
+    operation: OperationCode,
     dtype: u8,
-    reduce: u8,
     phase: u8,
-    root: u16,
     /// Position of the operation in the group's history, from 0 (before that, in which ranks meet, it is negative and
     /// wraps); equal on all ranks.
     pub sequence: u64,
@@ -90,29 +34,17 @@ impl Header {
     /// Bytes of a header.
     pub const SIZE: usize = size_of::<Header>();
 
-    /// The header of operation number `sequence` over `count` elements, without a body yet.
-    pub fn new(kind: OpKind, sequence: u64, dtype: DType, count: usize) -> Self {
+    /// The header of `operation`, the group's number `sequence`, over `count` elements, without a body yet.
+    pub fn new(operation: Operation, sequence: u64, dtype: DType, count: usize) -> Self {
         Self {
             magic: MAGIC,
-            kind: kind as u8,
+            operation: operation.encode(),
             dtype: dtype as u8,
-            reduce: 0,
             phase: 0,
-            root: NO_ROOT,
             sequence,
             count: count as u64,
             body: 0,
         }
-    }
-
-    /// The same header naming a reduction.
-    pub fn with_reduce(self, op: ReduceOp) -> Self {
-        Self { reduce: op as u8, ..self }
-    }
-
-    /// The same header naming a root.
-    pub fn with_root(self, root: Rank) -> Self {
-        Self { root: root.0 as u16, ..self }
     }
 
     /// The same header for `bytes` of body in phase `phase` of its operation.
@@ -156,16 +88,17 @@ impl Header {
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match OpKind::ALL.into_iter().find(|kind| *kind as u8 == self.kind) {
-            Some(kind) => write!(f, "{kind}")?,
-            None => write!(f, "unknown operation {}", self.kind)?,
+        let operation = Operation::decode(self.operation);
+        match operation {
+            Some(operation) => write!(f, "{operation}")?,
+            None => write!(f, "unknown operation {:?}", self.operation)?,
         }
         write!(f, " #{} (", self.sequence as i64)?;
-        if let Some(op) = ReduceOp::from_wire(self.reduce) {
+        if let Some(op) = operation.and_then(Operation::reduction) {
             write!(f, "{op}, ")?;
         }
-        if self.root != NO_ROOT {
-            write!(f, "root {}, ", self.root)?;
+        if let Some(root) = operation.and_then(Operation::root) {
+            write!(f, "root {}, ", root.0)?;
         }
         match DType::from_wire(self.dtype) {
             Some(dtype) => write!(f, "{} x {dtype})", self.count),

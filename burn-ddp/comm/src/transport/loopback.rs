@@ -225,7 +225,9 @@ impl Drop for LoopbackTransport {
 mod tests {
     use super::*;
     use crate::dtype::DType;
-    use crate::transport::{OpKind, PeerState};
+    use crate::dtype::ReduceOp;
+    use crate::operation::Operation;
+    use crate::transport::PeerState;
     use std::time::Instant;
 
     fn pair() -> (Vec<Liveness>, LoopbackTransport, LoopbackTransport) {
@@ -235,7 +237,7 @@ mod tests {
         (liveness, wires.pop().unwrap(), second)
     }
 
-    fn header(kind: OpKind, sequence: u64, body: usize) -> Header {
+    fn header(kind: Operation, sequence: u64, body: usize) -> Header {
         Header::new(kind, sequence, DType::U8, body).with_body(0, body)
     }
 
@@ -247,23 +249,23 @@ mod tests {
     fn frames_arrive_in_order_even_after_the_sender_left() {
         let (_, mut a, mut b) = pair();
         for (sequence, body) in [(0, &b"one"[..]), (1, b"")] {
-            a.send(Rank(1), &header(OpKind::Barrier, sequence, body.len()), &[body], soon()).unwrap();
+            a.send(Rank(1), &header(Operation::Barrier, sequence, body.len()), &[body], soon()).unwrap();
         }
         drop(a);
         let mut into = [0; 3];
-        b.recv(Rank(0), &header(OpKind::Barrier, 0, 3), &mut [&mut into], soon()).unwrap();
+        b.recv(Rank(0), &header(Operation::Barrier, 0, 3), &mut [&mut into], soon()).unwrap();
         assert_eq!(&into, b"one");
-        b.recv(Rank(0), &header(OpKind::Barrier, 1, 0), &mut [], soon()).unwrap();
-        let lost = b.recv(Rank(0), &header(OpKind::Barrier, 2, 0), &mut [], soon()).unwrap_err();
+        b.recv(Rank(0), &header(Operation::Barrier, 1, 0), &mut [], soon()).unwrap();
+        let lost = b.recv(Rank(0), &header(Operation::Barrier, 2, 0), &mut [], soon()).unwrap_err();
         assert_eq!(lost.kind(), ErrorKind::PeerLost(Rank(0)));
     }
 
     #[test]
     fn a_body_may_be_cut_elsewhere_on_arrival() {
         let (_, mut a, mut b) = pair();
-        a.send(Rank(1), &header(OpKind::Barrier, 0, 5), &[b"ab", b"", b"cde"], soon()).unwrap();
+        a.send(Rank(1), &header(Operation::Barrier, 0, 5), &[b"ab", b"", b"cde"], soon()).unwrap();
         let (mut first, mut second) = ([0; 4], [0; 1]);
-        b.recv(Rank(0), &header(OpKind::Barrier, 0, 5), &mut [&mut first, &mut [], &mut second], soon())
+        b.recv(Rank(0), &header(Operation::Barrier, 0, 5), &mut [&mut first, &mut [], &mut second], soon())
             .unwrap();
         assert_eq!((&first, &second), (b"abcd", b"e"));
     }
@@ -271,9 +273,9 @@ mod tests {
     #[test]
     fn a_departed_peers_frame_explains_more_than_its_departure() {
         let (_, mut a, mut b) = pair();
-        a.send(Rank(1), &header(OpKind::Barrier, 0, 0), &[], soon()).unwrap();
+        a.send(Rank(1), &header(Operation::Barrier, 0, 0), &[], soon()).unwrap();
         drop(a);
-        let mine = header(OpKind::Broadcast, 0, 0);
+        let mine = header(Operation::Broadcast(Rank(0)), 0, 0);
         let error = b.send_recv(Rank(0), &mine, &[], Rank(0), &mine, &mut [], soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
     }
@@ -281,7 +283,7 @@ mod tests {
     #[test]
     fn a_wait_ends_at_its_deadline_and_the_first_error_stays() {
         let (_, _a, mut b) = pair();
-        let expect = header(OpKind::AllReduce, 7, 0);
+        let expect = header(Operation::AllReduce(ReduceOp::Sum), 7, 0);
         let deadline = Deadline::after(Duration::from_millis(20));
         let first = b.recv(Rank(0), &expect, &mut [], deadline).unwrap_err();
         assert_eq!(first.kind(), ErrorKind::Timeout);
@@ -297,7 +299,7 @@ mod tests {
         let (liveness, _a, mut b) = pair();
         let began = Instant::now();
         let blocked =
-            std::thread::spawn(move || b.recv(Rank(0), &header(OpKind::Barrier, 0, 0), &mut [], soon()));
+            std::thread::spawn(move || b.recv(Rank(0), &header(Operation::Barrier, 0, 0), &mut [], soon()));
         liveness[1].fail(Error::new(ErrorKind::Aborted, "stop"));
         assert_eq!(blocked.join().unwrap().unwrap_err().kind(), ErrorKind::Aborted);
         assert!(began.elapsed() < Duration::from_secs(2));
@@ -308,7 +310,7 @@ mod tests {
         let (liveness, a, mut b) = pair();
         liveness[1].set_peer(Rank(0), PeerState::Finished);
         drop(a);
-        let error = b.send(Rank(0), &header(OpKind::Barrier, 0, 0), &[], soon()).unwrap_err();
+        let error = b.send(Rank(0), &header(Operation::Barrier, 0, 0), &[], soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PeerFinished(Rank(0)));
     }
 }

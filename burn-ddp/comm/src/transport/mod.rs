@@ -19,7 +19,7 @@ pub(crate) mod poll;
 pub mod shm;
 pub mod tcp;
 
-pub use frame::{Header, OpKind};
+pub use frame::Header;
 pub use liveness::{Liveness, PeerState};
 pub use loopback::{LoopbackTransport, loopback};
 pub use peer::PeerInfo;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use burn_ddp_comm::collective::{Algorithm, Collectives, tree_reduce};
 use burn_ddp_comm::dtype::{DType, ReduceOp};
-use burn_ddp_comm::transport::OpKind;
+use burn_ddp_comm::Operation;
 use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 use half::f16;
 
@@ -186,7 +186,7 @@ fn halving_finds_one_rank_in_another_operation() {
     let calls: [fn(&mut Collectives) -> Result<()>; 3] = [
         |ranks| ranks.all_reduce(DType::F32, ReduceOp::Sum, &mut [Buffer::zeroed(400).bytes_mut()]),
         |ranks| ranks.barrier(),
-        |ranks| ranks.announce(OpKind::AllReduce, DType::F32, Some(ReduceOp::Sum), None, 1000, 1),
+        |ranks| ranks.announce(Operation::AllReduce(ReduceOp::Sum), DType::F32, 1000, 1),
     ];
     for call in calls {
         for (world, odd) in [(2, 0), (4, 0), (4, 3), (8, 5)] {

@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use burn::tensor::backend::Backend;
-use burn_ddp::deadline::Deadline;
-use burn_ddp::transport::Liveness;
+use burn_ddp_comm::deadline::Deadline;
+use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{DType, Error, ErrorKind, ProcessGroup, ReduceOp, Result};
 use burn_ddp_nccl::library::Library;
 use burn_ddp_nccl::{CudaQueue, NcclComm, Span, UniqueId};

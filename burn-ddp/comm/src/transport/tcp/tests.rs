@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::dtype::DType;
-use crate::transport::{OpKind, PeerInfo};
+use crate::dtype::ReduceOp;
+use crate::operation::Operation;
+use crate::transport::PeerInfo;
 
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -53,7 +55,7 @@ fn wires<T: Send>(world: usize, rank: impl Fn(Rank, TcpTransport) -> T + Sync) -
     ranks(world, |me, mesh, liveness| rank(me, TcpTransport::new(me, mesh.data, liveness).unwrap()))
 }
 
-pub(crate) fn frame(kind: OpKind, sequence: u64, bytes: usize) -> Header {
+pub(crate) fn frame(kind: Operation, sequence: u64, bytes: usize) -> Header {
     Header::new(kind, sequence, DType::U8, bytes).with_body(0, bytes)
 }
 
@@ -71,7 +73,7 @@ fn ring(world: usize, bytes: usize) {
         let (out, expected, mut into) = (pattern(me), pattern(last), vec![0; bytes]);
         for sequence in 0..3 {
             into.fill(0);
-            let header = frame(OpKind::AllReduce, sequence, bytes);
+            let header = frame(Operation::AllReduce(ReduceOp::Sum), sequence, bytes);
             wire.send_recv(next, &header, &[&out], last, &header, &mut [&mut into], soon()).unwrap();
             assert!(into == expected, "frame {sequence} of {last} came in another form");
         }
@@ -111,7 +113,7 @@ fn crumbs(bytes: &mut [u8], step: usize) -> Vec<&mut [u8]> {
 fn bodies_of_many_buffers_are_cut_anew_on_arrival() {
     for bytes in [1, 500, FRONT - Header::SIZE, FRONT, 100_000] {
         wires(2, |me, mut wire| {
-            let (peer, header) = (Rank(1 - me.0), frame(OpKind::AllReduce, 0, bytes));
+            let (peer, header) = (Rank(1 - me.0), frame(Operation::AllReduce(ReduceOp::Sum), 0, bytes));
             let pattern = |rank: Rank| (0..bytes).map(|at| (at % 251 + rank.0) as u8).collect::<Vec<u8>>();
             let (mut out, mut into) = (pattern(me), vec![0; bytes]);
             let sent: Vec<&[u8]> = crumbs(&mut out, 7).into_iter().map(|part| &*part).collect();
@@ -127,11 +129,11 @@ fn frames_that_were_sent_earlier_wait_in_order() {
     wires(2, |me, mut wire| {
         let peer = Rank(1 - me.0);
         for (sequence, body) in [(0, &b""[..]), (1, b"abc"), (2, b""), (3, &[7; 9000])] {
-            wire.send(peer, &frame(OpKind::Broadcast, sequence, body.len()), &[body], soon()).unwrap();
+            wire.send(peer, &frame(Operation::Broadcast(Rank(0)), sequence, body.len()), &[body], soon()).unwrap();
         }
         for (sequence, body) in [(0, &b""[..]), (1, b"abc"), (2, b""), (3, &[7; 9000])] {
             let mut into = vec![0; body.len()];
-            wire.recv(peer, &frame(OpKind::Broadcast, sequence, body.len()), &mut [&mut into], soon())
+            wire.recv(peer, &frame(Operation::Broadcast(Rank(0)), sequence, body.len()), &mut [&mut into], soon())
                 .unwrap();
             assert_eq!(into, body);
         }
@@ -155,7 +157,7 @@ fn a_mismatch_names_both_operations_and_leaves_the_buffer_alone() {
     let started = Instant::now();
     let errors = wires(2, |me, mut wire| {
         let peer = Rank(1 - me.0);
-        let kind = [OpKind::AllReduce, OpKind::Broadcast][me.0];
+        let kind = [Operation::AllReduce(ReduceOp::Sum), Operation::Broadcast(Rank(0))][me.0];
         let header = frame(kind, 5, 1000);
         let mut into = vec![0; 1000];
         let error = wire
@@ -184,9 +186,9 @@ fn the_deadline_names_peer_operation_and_direction() {
         let deadline = Deadline::after(Duration::from_millis(100));
         let huge = 256 << 20;
         let error = if me.is_root() {
-            wire.recv(peer, &frame(OpKind::AllGather, 9, 4), &mut [&mut [0; 4]], deadline).unwrap_err()
+            wire.recv(peer, &frame(Operation::AllGather, 9, 4), &mut [&mut [0; 4]], deadline).unwrap_err()
         } else {
-            wire.send(peer, &frame(OpKind::AllGather, 9, huge), &[&vec![0; huge]], deadline).unwrap_err()
+            wire.send(peer, &frame(Operation::AllGather, 9, huge), &[&vec![0; huge]], deadline).unwrap_err()
         };
         // Rank 0 sees the wrong size at once.
         let kind = if me.is_root() { ErrorKind::Mismatch } else { ErrorKind::Timeout };
@@ -205,7 +207,7 @@ fn the_deadline_names_peer_operation_and_direction() {
 fn a_receiver_times_out_by_name() {
     wires(2, |me, mut wire| {
         let deadline = Deadline::after(Duration::from_millis(100));
-        let header = frame(OpKind::Barrier, 2, 8);
+        let header = frame(Operation::Barrier, 2, 8);
         let error = wire.recv(Rank(1 - me.0), &header, &mut [&mut [0; 8]], deadline).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
         let direction = format!("to receive from rank {} (0 of 40 bytes", 1 - me.0);
@@ -224,7 +226,7 @@ fn giving_up_ends_a_wait_at_once() {
         thread::scope(|scope| {
             scope.spawn(|| liveness.fail(Error::new(ErrorKind::Aborted, "enough")));
             let error =
-                wire.recv(Rank(1 - me.0), &frame(OpKind::Barrier, 0, 0), &mut [], soon()).unwrap_err();
+                wire.recv(Rank(1 - me.0), &frame(Operation::Barrier, 0, 0), &mut [], soon()).unwrap_err();
             assert_eq!(error.to_string(), "enough");
         });
     });
@@ -234,12 +236,12 @@ fn giving_up_ends_a_wait_at_once() {
 fn wrong_arguments_change_nothing() {
     wires(2, |me, mut wire| {
         let peer = Rank(1 - me.0);
-        let header = frame(OpKind::Barrier, 0, 0);
+        let header = frame(Operation::Barrier, 0, 0);
         for (to, header, body) in [
             (me, header, &[][..]),
             (Rank(2), header, &[]),
             (peer, header, &[1]),
-            (peer, frame(OpKind::Barrier, 0, 1), &[]),
+            (peer, frame(Operation::Barrier, 0, 1), &[]),
         ] {
             let error = wire.send(to, &header, &[body], soon()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");

@@ -1,7 +1,12 @@
-//! From a store that all ranks share to ranks that can reach each other.
+//! From a store that all ranks share to ranks that are connected.
 //!
-//! It stands below the communicator and knows no tensor, because whoever has bytes to reduce (a benchmark, a second
-//! binding) needs a group without needing Burn.
+//! ```text
+//! listen -> exchange addresses through the store -> connect to every peer -> exchange "connected"
+//!        -> heartbeats begin -> find the ranks that share this host's memory -> collectives
+//! ```
+//!
+//! Heartbeats begin on all ranks together, after the second exchange: a rank that still waits for a connection is missing,
+//! not silent.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,33 +23,34 @@ use crate::transport::shm::CallerBusy;
 use crate::transport::tcp::{Listener, TcpTransport};
 use crate::transport::{Liveness, PeerInfo};
 
-/// A rank that is connected with all others.
-pub struct Joined {
-    /// Operations over the connections.
+/// A rank that is connected to all others.
+pub struct Connection {
+    /// Collective operations over the connections.
     pub collectives: Collectives,
-    /// Heartbeats, aborts and goodbyes; dropping it takes leave.
+    /// Heartbeats, aborts and goodbyes; dropping it says goodbye.
     pub control: Control,
-    /// What is known of the peers.
+    /// State of the peers and the cause for which the group has ended.
     pub liveness: Liveness,
     /// All ranks, in rank order.
     pub peers: Vec<PeerInfo>,
-    /// To be told whether the thread that wants the results computes while the collectives run.
+    /// Tells waiting ranks whether the thread that wants the results computes while collectives run.
     pub caller: CallerBusy,
 }
 
-/// Connects the rank that `info` describes with all others of the group `name`, which meet in `store`; it listens on
+/// Connects the rank that `info` describes to all others of the group `name`, which meet in `store`; it listens on
 /// `address`. Ranks of one host share its memory, as `options` say. All ranks have to come by `deadline`.
 ///
 /// # Errors
-/// What a rank finds wrong with the group, on all ranks; `Timeout` and `PeerLost` with the ranks that are missing.
-pub fn join(
+/// `Config` on all ranks for a rank that is taken twice or for different world sizes; `Timeout` and `PeerLost` with the
+/// ranks that are missing; `Io` for a socket.
+pub fn connect(
     store: &Arc<dyn Store>,
     name: &str,
     info: &RankInfo,
     options: &GroupOptions,
     address: IpAddr,
     deadline: Deadline,
-) -> Result<Joined> {
+) -> Result<Connection> {
     let (rank, world_size) = (info.rank, info.world_size);
     let stage = |stage: &str| PrefixStore::new(store.clone(), format!("group/{name}/{stage}"));
     let (addresses, connections) = (stage("address"), stage("connected"));
@@ -55,12 +61,11 @@ pub fn join(
         let peers = rendezvous::exchange(&addresses, &me, world_size, deadline)?;
         let scope = format!("{}.{}/{name}", info.run_id, info.restart_count);
         let mesh = listener.connect(rank, &scope, &peers, deadline)?;
-        // Heartbeats begin together: a rank that still waits for a connection is not silent, it is missing.
         rendezvous::exchange(&connections, &me, world_size, deadline)?;
         Ok((peers, mesh))
     };
     let (peers, mesh) = meet().inspect_err(|error: &Error| {
-        // What this rank found by itself, and others may be waiting for it. A store that is gone says so itself.
+        // Peers may be waiting for what only this rank knows. A store that is gone tells them itself.
         if matches!(error.kind(), ErrorKind::Io | ErrorKind::PeerLost(_)) {
             for stage in [&addresses, &connections] {
                 let _ = rendezvous::refuse(stage, rank, error);
@@ -80,5 +85,5 @@ pub fn join(
     };
     let shared = collectives.share_memory(&sharing, &liveness, deadline);
     shared.inspect_err(|error| control.abort(error))?;
-    Ok(Joined { collectives, control, liveness, peers, caller })
+    Ok(Connection { collectives, control, liveness, peers, caller })
 }

@@ -1,8 +1,8 @@
-//! State of the floors above, kept with the group whose ranks it concerns.
+//! Values that layers above keep with a group for as long as it lives.
 //!
-//! Data loaders and layers are handed around by users; what they must know of each other (which loaders are
-//! sharded, whether a layer communicates) belongs to neither, and a static would mix up groups. The group keeps it
-//! without knowing what it is.
+//! Users pass data loaders and model layers around; what these must know of each other (which loaders are sharded, whether
+//! a layer communicates) belongs to neither, and a static would mix up groups. The group keeps it without knowing what
+//! it is: one value of each type.
 
 use std::any::{Any, TypeId};
 use std::collections::BTreeMap;
@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(super) struct Attached(Mutex<BTreeMap<TypeId, Arc<dyn Any + Send + Sync>>>);
 
 impl Attached {
+    /// The value of type `T`, made when it is first asked for.
     pub(super) fn get<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let one = all.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(T::default()));

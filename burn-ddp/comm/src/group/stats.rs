@@ -1,49 +1,50 @@
-//! Counts of what a group did, for tests ("one reduction per optimizer step") and for users who tune.
+//! Counts of a group's collectives, for tests ("one reduction per optimizer step") and for users who tune.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::transport::OpKind;
+use crate::operation::Operation;
 use crate::transport::shm::CallerBusy;
 
-/// What a group did so far.
+/// Collectives of a group so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupStats {
-    /// Collectives by kind; kinds that were never called are absent. Gradient buckets count as [`OpKind::AllReduce`].
-    pub by_kind: BTreeMap<OpKind, OpStats>,
-    /// Reductions of gradients among them that were called while a backward pass ran (feature `overlap`).
+    /// Counts by [name](Operation::name); operations that were never called are absent. Gradient buckets count as
+    /// `all_reduce`.
+    pub by_name: BTreeMap<&'static str, OpStats>,
+    /// Number of gradient buckets among them that were sent while a backward pass ran.
     pub in_backward: u64,
     /// Time that callers spent in [`Work::wait`](super::Work::wait).
     pub waited: Duration,
 }
 
-/// Collectives of one kind.
+/// Collectives of one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpStats {
-    /// How many were called.
+    /// Number of calls.
     pub calls: u64,
-    /// Bytes this rank gave to them.
+    /// Bytes of this rank's input.
     pub bytes: u64,
 }
 
 impl GroupStats {
-    /// How many collectives of `kind` were called.
-    pub fn calls(&self, kind: OpKind) -> u64 {
-        self.by_kind.get(&kind).map_or(0, |stats| stats.calls)
+    /// Number of calls of the operation `name`, such as `"all_reduce"`.
+    pub fn calls(&self, name: &str) -> u64 {
+        self.by_name.get(name).map_or(0, |stats| stats.calls)
     }
 
-    /// How many collectives were called.
+    /// Number of calls of all operations.
     pub fn total_calls(&self) -> u64 {
-        self.by_kind.values().map(|stats| stats.calls).sum()
+        self.by_name.values().map(|stats| stats.calls).sum()
     }
 }
 
-/// The shared counters behind [`GroupStats`].
+/// The counters behind [`GroupStats`], shared by a group and its pending work.
 #[derive(Debug)]
 pub(super) struct Counters {
     stats: Mutex<GroupStats>,
-    /// Of a group that has a communication thread, which wants to know whether it has a core to itself.
+    /// Tells the communication thread whether the caller's thread computes; `None` in a group without that thread.
     caller: Option<CallerBusy>,
 }
 
@@ -55,7 +56,7 @@ impl Counters {
         Self { stats: Mutex::default(), caller }
     }
 
-    /// Runs `wait`, in which the caller waits for the communication thread and does nothing else.
+    /// Runs `wait`, in which the caller only waits for the communication thread, and adds its duration.
     pub(super) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let busy = |busy| self.caller.iter().for_each(|caller| caller.set(busy));
@@ -71,16 +72,14 @@ impl Counters {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn count(&self, kind: OpKind, bytes: usize) {
-        let kind = if kind == OpKind::ReduceGradients { OpKind::AllReduce } else { kind };
+    pub(super) fn count(&self, operation: Operation, bytes: usize) {
         let mut stats = self.lock();
-        let entry = stats.by_kind.entry(kind).or_default();
+        let entry = stats.by_name.entry(operation.name()).or_default();
         entry.calls += 1;
         entry.bytes += bytes as u64;
     }
 
-    #[cfg(feature = "overlap")]
-    pub(super) fn in_backward(&self) {
+    pub(super) fn count_in_backward(&self) {
         self.lock().in_backward += 1;
     }
 

@@ -1,15 +1,15 @@
-//! A collective that was started.
+//! The handle of a collective that was started.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
+use super::memory::Staged;
 use super::stats::Counters;
-use crate::communicator::Staged;
 use crate::error::{Error, ErrorKind, Result};
 
 type Finish<T> = Box<dyn FnOnce(Staged) -> Result<T> + Send>;
 
-/// A collective that was started. It runs whether or not anyone waits; [`Work::wait`] gives its result.
+/// A collective that was started. It runs whether or not the caller waits; [`Work::wait`] returns its result.
 #[must_use = "a collective has no result before `wait`"]
 pub struct Work<T>(State<T>);
 
@@ -20,7 +20,7 @@ enum State<T> {
         finish: Finish<T>,
         counters: Arc<Counters>,
     },
-    /// Answered, and not waited for yet.
+    /// Its reply has come, and it has not been waited for.
     Finished {
         answer: Result<Staged>,
         finish: Finish<T>,
@@ -28,7 +28,8 @@ enum State<T> {
 }
 
 impl<T> Work<T> {
-    pub(super) fn ready(result: Result<T>) -> Self {
+    /// Work that is done, with `result`.
+    pub fn ready(result: Result<T>) -> Self {
         Self(State::Ready(result))
     }
 
@@ -40,7 +41,8 @@ impl<T> Work<T> {
         Self(State::Pending { reply, finish: Box::new(finish), counters })
     }
 
-    pub(super) fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'static) -> Work<U>
+    /// The same work with its result changed by `change`.
+    pub fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'static) -> Work<U>
     where
         T: 'static,
     {
@@ -62,10 +64,10 @@ impl<T> Work<T> {
             State::Pending { reply, .. } => match reply.try_recv() {
                 Ok(answer) => answer,
                 Err(TryRecvError::Empty) => return false,
-                Err(TryRecvError::Disconnected) => Err(gone()),
+                Err(TryRecvError::Disconnected) => Err(thread_ended()),
             },
         };
-        let taken = std::mem::replace(&mut self.0, State::Ready(Err(gone())));
+        let taken = std::mem::replace(&mut self.0, State::Ready(Err(thread_ended())));
         if let State::Pending { finish, .. } = taken {
             self.0 = State::Finished { answer, finish };
         }
@@ -73,7 +75,7 @@ impl<T> Work<T> {
     }
 
     /// Waits for the result. The wait ends by itself: the communication thread answers within the group's
-    /// [`timeout`](crate::GroupOptions::timeout) for each operation in front of this one and this one itself.
+    /// [timeout](crate::GroupOptions::timeout) for this operation and for each operation queued before it.
     ///
     /// # Errors
     /// The first error of the group, which names the rank and the operation.
@@ -82,13 +84,13 @@ impl<T> Work<T> {
             State::Ready(result) => result,
             State::Pending { reply, finish, counters } => {
                 let answer = counters.waiting(|| reply.recv());
-                finish(answer.map_err(|_| gone())??)
+                finish(answer.map_err(|_| thread_ended())??)
             }
             State::Finished { answer, finish } => finish(answer?),
         }
     }
 }
 
-fn gone() -> Error {
+fn thread_ended() -> Error {
     Error::new(ErrorKind::Aborted, "the communication thread has ended")
 }

@@ -1,0 +1,77 @@
+//! Groups inside a group.
+
+use std::sync::atomic::Ordering;
+
+use super::{Group, HostEngine, MakeEngine, Setup, Start, host_engine};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::net::codec;
+use crate::rank::{Rank, RankInfo};
+
+/// The encoded message in which a rank states its part.
+const MESSAGE: &str = "a rank's color in split";
+
+impl Group {
+    /// Divides the group: ranks that give the same `color` form a new group, ordered by `key`, then by rank. All ranks must
+    /// call it; one that gives no color gets no group. The groups work independently, and the failure of one does not
+    /// end another.
+    ///
+    /// # Errors
+    /// The first error of this group; `PeerFailed` naming the first rank that could not connect its part.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        Ok(self.split_with(color, key, host_engine)?.map(|(group, _)| group))
+    }
+
+    /// [`Group::split`] with an engine of `make`'s for the new group; see [`Group::with_engine`].
+    ///
+    /// # Errors
+    /// Those of [`Group::split`] and of `make`.
+    pub fn split_with<T>(
+        &self,
+        color: Option<u32>,
+        key: i64,
+        make: impl FnOnce(Setup, HostEngine) -> Result<(MakeEngine, T)>,
+    ) -> Result<Option<(Self, Option<T>)>> {
+        let number = self.0.splits.fetch_add(1, Ordering::Relaxed);
+        let mut members = Vec::new();
+        let mine = codec::encode(MESSAGE, &(color, key))?;
+        for (rank, bytes) in self.all_gather_bytes(mine)?.iter().enumerate() {
+            let (theirs, key): (Option<u32>, i64) = codec::decode(MESSAGE, bytes)?;
+            if color.is_some() && theirs == color {
+                members.push((key, rank));
+            }
+        }
+        let part = color.map(|color| self.connect_part(color, members, number, make)).transpose();
+        // Rank 0 serves the store through which the parts meet: no rank leaves before all parts are connected.
+        let connected = self.all_gather_bytes(vec![u8::from(part.is_ok())])?;
+        let part = part.inspect_err(|error| self.fail(error))?;
+        match connected.iter().position(|connected| connected != &[1]).map(Rank) {
+            Some(rank) => {
+                Err(Error::new(ErrorKind::PeerFailed(rank), format!("{rank} could not join its part")))
+            }
+            None => Ok(part),
+        }
+    }
+
+    /// The group of `members`, given as key and rank in this group.
+    fn connect_part<T>(
+        &self,
+        color: u32,
+        mut members: Vec<(i64, usize)>,
+        number: usize,
+        make: impl FnOnce(Setup, HostEngine) -> Result<(MakeEngine, T)>,
+    ) -> Result<(Self, Option<T>)> {
+        members.sort_unstable();
+        let rank = members.iter().position(|(_, rank)| *rank == self.rank().0).unwrap_or_default();
+        let start = Start {
+            name: format!("{}.{number}.{color}", self.0.name),
+            info: RankInfo { rank: Rank(rank), world_size: members.len(), ..self.0.info.clone() },
+            options: self.0.options.clone(),
+            backward_users: self.0.backward_users.clone(),
+        };
+        let Some(connected) = &self.0.connected else { return Ok((start.build(None), None)) };
+        let address = connected.peers[self.rank().0].address.ip();
+        let deadline = Deadline::after(start.options.rendezvous_timeout);
+        start.connect(connected.store.clone(), address, deadline, make)
+    }
+}

@@ -1,0 +1,3 @@
+//! Sockets, codec and host facts.
+
+pub(crate) mod codec;
