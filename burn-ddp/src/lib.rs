@@ -69,7 +69,7 @@ pub mod process_group;
 mod reducer;
 pub mod replica;
 
-use burn_ddp_comm::{collective, control, deadline, dtype, error, options, rank, rendezvous, store, transport};
+use burn_ddp_comm::{collective, dtype, error, options, rank};
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};
 pub use options::{CommunicatorKind, GroupOptions, TransportKind};

@@ -14,7 +14,7 @@ use crate::Way;
 
 pub(crate) struct Direct {
     // Before the store: others may need that until this rank has taken leave.
-    joined: Joined,
+    joined: Connection,
     _store: Arc<dyn Store>,
     segments: usize,
     dtype: DType,
@@ -31,7 +31,7 @@ impl Direct {
         let store = TcpStore::from_rank_info(&info, options.rendezvous_timeout)?;
         let address = local_address(options.interface.as_deref(), store.local_addr().ip())?;
         let store: Arc<dyn Store> = Arc::new(store);
-        let joined = join(&store, "0", &info, &options, address, deadline)?;
+        let joined = connect(&store, "0", &info, &options, address, deadline)?;
         let (dtype, memory) = (DType::U8, Vec::new());
         Ok(Self { joined, _store: store, segments, dtype, bytes: 0, memory, one: vec![0.0] })
     }
