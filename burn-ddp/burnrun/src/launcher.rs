@@ -112,12 +112,12 @@ impl Launcher {
     /// program should exit soon after.
     ///
     /// # Errors
-    /// - [`ErrorKind::Exit`](burn_ddp_comm::ErrorKind::Exit), with the exit code for the program, if a rank failed, if a
-    ///   signal stopped the launch, or if the program cannot be started. For a failed rank the message tells which one
-    ///   failed first, how, and its last lines, followed by one line for each of up to eight other ranks that failed
-    ///   soon after.
-    /// - [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config) if options contradict each other, or if this process is a
-    ///   rank itself and would launch itself again. No process was started then.
+    /// - [`ErrorKind::Exit`](burn_ddp_comm::ErrorKind::Exit), with the exit code for the program, if a rank failed, if
+    ///   a signal stopped the launch, or if the program cannot be started. For a failed rank the message tells which
+    ///   one failed first, how, and its last lines, followed by one line for each of up to eight other ranks that
+    ///   failed soon after.
+    /// - [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config) if options contradict each other, or if this process
+    ///   is a rank itself and would launch itself again. No process was started then.
     pub fn run(self) -> Result<()> {
         let options = self.options;
         options.check()?;

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each stream of each rank has a thread that runs a `Copier` and blocks on the pipe. If the console blocks, these
-//! threads block, then the pipes fill, then the ranks wait, and no output is lost. The supervisor itself never writes to
-//! the console, so it can always act.
+//! threads block, then the pipes fill, then the ranks wait, and no output is lost. The supervisor itself never writes
+//! to the console, so it can always act.
 
 pub(crate) mod console;
 pub(crate) mod copier;

@@ -1,4 +1,4 @@
-//! Which rank reads from and writes to what, as the options and the terminal decide.
+//! The routing of input and output: pipes, files, console or terminal, for each rank and stream.
 
 use crate::options::{Options, Stream, Streams};
 

@@ -1,9 +1,9 @@
 //! The terminal, lent to rank 0 and restored.
 //!
 //! A program that draws needs a real terminal, and it must be in the terminal's foreground process group, or the first
-//! key it reads stops it. Each rank has its own process group, so the foreground moves to that of rank 0, and returns to
-//! the launcher's when rank 0 ends. A rank 0 that is killed in raw mode or on the alternate screen cannot restore the
-//! terminal, so the launcher does.
+//! key it reads stops it. Each rank has its own process group, so the foreground moves to that of rank 0, and returns
+//! to the launcher's when rank 0 ends. A rank 0 that is killed in raw mode or on the alternate screen cannot restore
+//! the terminal, so the launcher does.
 
 use std::io::IsTerminal;
 
@@ -28,11 +28,12 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Saves the terminal's state if `tty` and the terminal allow to lend it, else returns `None`. The process of rank 0
-    /// takes the foreground by itself, before its program starts.
+    /// Saves the terminal's state if `tty` and the terminal allow to lend it, else returns `None`. The process of rank
+    /// 0 takes the foreground by itself, before its program starts.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config) if `tty` is [`Tty::Always`] and there is no usable terminal.
+    /// [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config) if `tty` is [`Tty::Always`] and there is no usable
+    /// terminal.
     pub fn prepare_to_lend(tty: Tty) -> Result<Option<Self>> {
         if tty == Tty::Never {
             return Ok(None);

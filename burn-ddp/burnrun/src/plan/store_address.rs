@@ -21,8 +21,8 @@ impl StoreAddress {
     /// Finds the address. `lookup` reads the environment, which `--standalone` makes this ignore.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config) if a variable is malformed, or if nodes could not find the
-    /// store.
+    /// [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config) if a variable is malformed, or if nodes could not find
+    /// the store.
     pub fn resolve(options: &Options, lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         let lookup = |name: &str| lookup(name).filter(|_| !options.standalone);
         Ok(Self { host: host(options, lookup)?, port: port(options, lookup)? })

@@ -111,8 +111,8 @@ impl fmt::Display for RankProcess {
     }
 }
 
-/// Returns the error for a program that cannot be started, with a shell's exit code: 127 if it is not found, 126 if it is
-/// not executable.
+/// Returns the error for a program that cannot be started, with a shell's exit code: 127 if it is not found, 126 if it
+/// is not executable.
 fn cannot_start(plan: &Plan, error: &std::io::Error) -> Error {
     let name = plan.program.to_string_lossy();
     let exists = Path::new(&plan.program).exists();

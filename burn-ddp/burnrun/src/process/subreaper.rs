@@ -1,8 +1,8 @@
 //! Makes the launcher reap the processes that ranks leave behind (Linux).
 //!
 //! When a rank ends, its children become orphans, whose parent is then the first process of the system or container.
-//! Many containers' first processes reap orphans late or never, and an orphan that is not reaped still counts as a member
-//! of its process group. As their "subreaper", the launcher becomes their parent instead.
+//! Many containers' first processes reap orphans late or never, and an orphan that is not reaped still counts as a
+//! member of its process group. As their "subreaper", the launcher becomes their parent instead.
 
 #[cfg(target_os = "linux")]
 use rustix::process;

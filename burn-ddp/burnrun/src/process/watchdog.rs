@@ -1,9 +1,9 @@
 //! Kills the process groups of the ranks when the launcher is killed.
 //!
-//! The parent-death signal kills a rank, but not the processes that the rank started: if a rank is a wrapper script, the
-//! training itself would stay. So a small shell reads from a pipe that only the launcher holds open. When the launcher
-//! ends, for whatever reason, the pipe closes, and the shell kills all process groups that it was given. Without `/bin/sh`
-//! the parent-death signal remains, so that is no error.
+//! The parent-death signal kills a rank, but not the processes that the rank started: if a rank is a wrapper script,
+//! the training itself would stay. So a small shell reads from a pipe that only the launcher holds open. When the
+//! launcher ends, for whatever reason, the pipe closes, and the shell kills all process groups that it was given.
+//! Without `/bin/sh` the parent-death signal remains, so that is no error.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;

@@ -45,8 +45,8 @@ use crate::signals::{self, STOP_SIGNALS};
 
 /// Maximum time that a process may take to end after SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Stop signals that follow the first one within this time count as the same request: `timeout` and some schedulers send
-/// their signal twice at once.
+/// Stop signals that follow the first one within this time count as the same request: `timeout` and some schedulers
+/// send their signal twice at once.
 const DUPLICATE_WINDOW: Duration = Duration::from_millis(200);
 /// Interval at which groups are checked for orphans; not every system tells the launcher when an orphan ends.
 const ORPHAN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -54,8 +54,8 @@ const ORPHAN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval at which the progress of output is checked after [`DRAIN_TIMEOUT`].
 const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Maximum number of bytes that ended ranks can have left in one pipe, prefixes included. If more comes, a living process
-/// writes it.
+/// Maximum number of bytes that ended ranks can have left in one pipe, prefixes included. If more comes, a living
+/// process writes it.
 const MAX_LEFT_IN_PIPE: u64 = 2 << 20;
 /// Maximum time that the console may accept no output at the end of a launch that failed or was stopped.
 const STUCK_CONSOLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -77,8 +77,8 @@ struct StopRequest {
 }
 
 impl StopRequest {
-    /// Returns true if `signal` is a second request, which kills the ranks. A terminal that closes sends SIGHUP more than
-    /// once, so SIGHUP never is.
+    /// Returns true if `signal` is a second request, which kills the ranks. A terminal that closes sends SIGHUP more
+    /// than once, so SIGHUP never is.
     fn is_repeated_by(&self, signal: i32) -> bool {
         signal != SIGHUP && self.received.elapsed() >= DUPLICATE_WINDOW
     }
@@ -127,8 +127,8 @@ pub(crate) fn run(options: &Options, plan: &Plan) -> Result<()> {
     }
 }
 
-/// Opens the terminal for rank 0, if it gets one, and the log files. With [`Tty::Auto`], log files that cannot be opened
-/// are a reason to do without the terminal; the third value then is a notice that says so.
+/// Opens the terminal for rank 0, if it gets one, and the log files. With [`Tty::Auto`], log files that cannot be
+/// opened are a reason to do without the terminal; the third value then is a notice that says so.
 fn open_terminal_and_files(
     options: &Options,
     plan: &Plan,

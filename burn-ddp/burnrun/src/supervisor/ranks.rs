@@ -75,7 +75,8 @@ impl Ranks {
     /// Starts all ranks of `plan`. If that fails, the ranks that did start are in `started`.
     ///
     /// # Errors
-    /// The error of [`RankProcess::start`], or [`ErrorKind::Io`](burn_ddp_comm::ErrorKind::Io) if a thread cannot start.
+    /// The error of [`RankProcess::start`], or [`ErrorKind::Io`](burn_ddp_comm::ErrorKind::Io) if a thread cannot
+    /// start.
     pub fn start(&mut self, plan: &Plan, routing: Routing<'_>, log_files: LogFiles) -> Result<()> {
         let directory = log_files.directory.as_ref().map(LogDirectory::path);
         self.print_summary(plan, directory, routing.terminal_lent);

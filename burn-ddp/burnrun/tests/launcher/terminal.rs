@@ -93,7 +93,8 @@ impl Drop for Session {
 /// A script that runs the launcher as `$0`, then prints its exit code and if the shell has the foreground again.
 fn then_tell(launch: &str) -> String {
     format!(
-        "{launch}; echo code=$?; set -- $(cut -d' ' -f5,8 /proc/self/stat); [ $1 = $2 ] && echo 'foreground back'; echo over"
+        "{launch}; echo code=$?; set -- $(cut -d' ' -f5,8 /proc/self/stat); \
+         [ $1 = $2 ] && echo 'foreground back'; echo over"
     )
 }
 
