@@ -14,11 +14,12 @@
 //!   meanwhile are listed in the error; `failures.rs` decides which rank is named as the first.
 //! - **Terminating, killing**: all process groups were signalled. Killing lasts at most [`KILL_TIMEOUT`].
 //! - **Ending orphans**: processes that remain in the groups of ended ranks get SIGTERM and SIGKILL too.
-//! - **Draining output**: the launcher waits until all output is written, and for a bounded time if the console has no
-//!   reader or if a process that left its rank's group holds a pipe open.
+//! - **Draining output**: the launcher waits until all output is written, but not for a process that left its rank's
+//!   group and holds a pipe open, nor, after a failure or a stop signal, for a console without a reader.
 //!
-//! In every state but running the wait is bounded. The launcher returns when no process of a rank's group remains, and
-//! the error with the last lines of the failed rank is printed after that.
+//! Every wait is bounded, except for running ranks and, after a success, for a console without a reader. The launcher
+//! returns when no process of a rank's group remains, and the error with the last lines of the failed rank is printed
+//! after that.
 
 mod events;
 mod failures;
