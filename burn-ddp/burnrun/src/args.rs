@@ -1,18 +1,18 @@
-//! What was typed: the first stage. Names and defaults are torchrun's, so that its command lines work here.
+//! The command line of `burnrun`. Names and defaults are torchrun's, so that its command lines work here.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use burn_ddp_comm::{Error, Result};
 use clap::Parser;
 use clap::builder::FalseyValueParser;
 
-use super::Launcher;
-use super::options::{Options, Streams, Tty};
-use burn_ddp_comm::{Error, Result};
+use crate::launcher::Launcher;
+use crate::options::{Options, Streams, Tty};
 
-const ABOUT: &str = "Starts one process per rank and looks after them";
+const ABOUT: &str = "Starts one process per rank and supervises them";
 
 const AFTER_HELP: &str = "\
 Flags that torchrun has can also be given in the environment: PET_NPROC_PER_NODE for --nproc-per-node, and \
@@ -25,18 +25,18 @@ Examples:
   burnrun --nproc-per-node 2 ./train --steps 100
   burnrun --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --nproc-per-node 4 ./train";
 
-/// The command line of `burnrun`, as typed; [`Args::launcher`] makes sense of it.
+/// The command line of `burnrun`, as typed. [`Args::launcher`] turns it into a launch.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "burnrun", version, about = ABOUT, long_about = ABOUT, after_help = AFTER_HELP)]
 pub struct Args {
     /// Processes on this node: a number, or `auto` or `cpu` for one per CPU core
     #[arg(short = 'n', long, alias = "nproc_per_node", value_name = "N", default_value = "1")]
     #[arg(env = "PET_NPROC_PER_NODE", hide_env = true)]
-    nproc_per_node: Processes,
+    nproc_per_node: ProcessCount,
 
     /// Number of nodes, each running burnrun once
     #[arg(long, value_name = "N", default_value = "1", env = "PET_NNODES", hide_env = true)]
-    nnodes: Nodes,
+    nnodes: NodeCount,
 
     /// Index of this node, from 0
     #[arg(long, alias = "node_rank", value_name = "I", default_value = "0")]
@@ -87,14 +87,14 @@ pub struct Args {
     tty_rank0: bool,
 
     /// Seconds between SIGTERM and SIGKILL after a rank failed
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     grace: Duration,
 
     /// Seconds between a signal to burnrun, which is passed on, and SIGKILL
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     signal_grace: Duration,
 
-    // What torchrun has and this does not. Named here so that the answer can be better than "unexpected argument".
+    // Flags of torchrun that burnrun lacks. They are declared so that the error can say what to do instead.
     #[arg(long, alias = "max_restarts", default_value = "0", env = "PET_MAX_RESTARTS", hide = true)]
     max_restarts: usize,
     #[arg(long, alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT", hide = true)]
@@ -110,22 +110,22 @@ pub struct Args {
 }
 
 impl Args {
-    /// What was meant by what was typed.
+    /// Turns the flags into a launch.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config) for flags of torchrun that are not there yet and for flags
-    /// that do not fit together.
+    /// [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config) for flags of torchrun that are not supported yet and for
+    /// flags that contradict each other.
     pub fn launcher(self) -> Result<Launcher> {
-        self.refuse_what_is_not_there()?;
+        self.reject_unsupported_flags()?;
         let nproc = match self.nproc_per_node {
-            Processes::Count(count) => count,
-            Processes::PerCore => std::thread::available_parallelism().map_or(1, usize::from),
+            ProcessCount::Count(count) => count,
+            ProcessCount::PerCore => std::thread::available_parallelism().map_or(1, usize::from),
         };
         let mut command = self.command.into_iter();
         let options = Options {
             nproc,
             nnodes: self.nnodes.0,
-            node: self.node_rank,
+            node_rank: self.node_rank,
             standalone: self.standalone,
             master_addr: self.master_addr,
             master_port: self.master_port,
@@ -134,7 +134,7 @@ impl Args {
             log_dir: self.log_dir,
             redirects: self.redirects,
             tee: self.tee,
-            shown: self.local_ranks_filter,
+            local_ranks_filter: self.local_ranks_filter,
             tty: if self.tty_rank0 { Tty::Always } else { Tty::Never },
             grace: self.grace,
             signal_grace: self.signal_grace,
@@ -143,10 +143,10 @@ impl Args {
             ..Options::default()
         };
         options.check()?;
-        Ok(Launcher { options })
+        Ok(Launcher::with_options(options))
     }
 
-    fn refuse_what_is_not_there(&self) -> Result<()> {
+    fn reject_unsupported_flags(&self) -> Result<()> {
         if self.max_restarts > 0 {
             return Err(Error::config(format!(
                 "--max-restarts {}: restarting is not supported yet, only 0 is; resume from a checkpoint by hand",
@@ -168,13 +168,14 @@ impl Args {
     }
 }
 
+/// Value of `--nproc-per-node`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Processes {
+enum ProcessCount {
     Count(usize),
     PerCore,
 }
 
-impl FromStr for Processes {
+impl FromStr for ProcessCount {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -190,10 +191,11 @@ impl FromStr for Processes {
     }
 }
 
+/// Value of `--nnodes`: `N`, or torchrun's `N:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Nodes(usize);
+struct NodeCount(usize);
 
-impl FromStr for Nodes {
+impl FromStr for NodeCount {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -207,7 +209,7 @@ impl FromStr for Nodes {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_string())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
@@ -220,7 +222,7 @@ mod tests {
     fn options(words: &str) -> Result<Options, String> {
         let words = std::iter::once("burnrun").chain(words.split_whitespace());
         let args = Args::try_parse_from(words).map_err(|error| error.to_string())?;
-        args.launcher().map(|launcher| launcher.options).map_err(|error| error.to_string())
+        args.launcher().map(|launcher| launcher.options().clone()).map_err(|error| error.to_string())
     }
 
     fn refused(words: &str, part: &str) {
@@ -248,17 +250,17 @@ mod tests {
              --max-restarts=0 --monitor-interval 5 --rdzv-backend static -r 1 -t 3 --local-ranks-filter 0 p",
         )
         .unwrap();
-        assert_eq!((options.nnodes, options.node), (2, 1));
+        assert_eq!((options.nnodes, options.node_rank), (2, 1));
         assert_eq!((options.master_addr.as_deref(), options.master_port), (Some("h"), Some(29400)));
         assert_eq!(options.run_id.as_deref(), Some("j7"));
         assert_eq!(options.redirects, Streams { out: true, err: false });
         assert_eq!(options.tee, Streams::BOTH);
-        assert_eq!(options.shown, Some(vec![0]));
+        assert_eq!(options.local_ranks_filter, Some(vec![0]));
         assert!(options.nproc >= 1);
     }
 
     #[test]
-    fn what_is_not_there_is_refused_with_the_way_out() {
+    fn unsupported_flags_are_refused_with_the_way_out() {
         refused("--nproc-per-node 0 p", "at least one process");
         refused("--nproc-per-node gpu p", "give the number");
         refused("--nproc-per-node two p", "expected a number");

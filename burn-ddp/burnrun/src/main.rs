@@ -1,4 +1,4 @@
-//! Starts one process per rank and looks after them; see the library of the same name.
+//! The command `burnrun`; see the library of the same name.
 
 use std::io::Write;
 use std::sync::mpsc;
@@ -7,8 +7,8 @@ use std::time::Duration;
 use burnrun::Args;
 use clap::Parser;
 
-/// How long the last words may wait for a reader of standard error.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long the launcher waits for its last message to be read before it exits.
+const STDERR_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn main() {
     let outcome = Args::parse().launcher().and_then(|launcher| launcher.run());
@@ -16,10 +16,10 @@ fn main() {
     let code = error.exit_code();
     let (done, written) = mpsc::channel();
     std::thread::spawn(move || {
-        // A closed stderr must not turn the ranks' exit code into that of a panic.
+        // `eprintln!` panics if standard error is closed, and the exit code would be that of the panic.
         let _ = std::io::stderr().write_all(format!("burnrun: {error}\n").as_bytes());
         let _ = done.send(());
     });
-    let _ = written.recv_timeout(LAST_WORDS);
+    let _ = written.recv_timeout(STDERR_TIMEOUT);
     std::process::exit(code);
 }

@@ -1,4 +1,4 @@
-//! What was meant: the second stage, the same for a command line and for a library call.
+//! The checked options of a launch, the same for a command line and for a library call.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,28 +7,35 @@ use std::time::Duration;
 
 use burn_ddp_comm::{Error, Result};
 
-/// More ranks than this are a slip of the finger, and the numbers of a launch are products of its sizes.
-const MOST_RANKS: usize = 1 << 15;
-/// Longer than this is not waited for; clocks overflow somewhere beyond.
-const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Maximum number of ranks. More are taken for a typing error; the limit also keeps products of sizes from overflowing.
+const MAX_RANKS: usize = 1 << 15;
+/// Maximum grace period. Much longer ones would overflow the clock.
+const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Whether rank 0 inherits the terminal instead of writing into a pipe.
+/// Decides if rank 0 inherits the terminal instead of writing into a pipe.
 ///
-/// A program that draws on the terminal or reads keys needs a real one. The other ranks' output goes to files
-/// meanwhile, and the terminal is restored when rank 0 ends, however it ends.
+/// A program that draws on the terminal or reads keys needs a real one. The output of the other ranks goes to files
+/// meanwhile, and the terminal is restored when rank 0 ends, even if it is killed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tty {
-    /// All ranks write into pipes, and every line says whose it is.
+    /// All ranks write into pipes, and every line is prefixed with its rank.
     #[default]
     Never,
-    /// Rank 0 gets the terminal if standard input and output are one, this process is in its foreground, and the
-    /// files for the other ranks' output can be made.
+    /// Rank 0 gets the terminal if standard input and output are a terminal, this process is in its foreground, and
+    /// the files for the output of the other ranks can be created.
     Auto,
-    /// Rank 0 gets the terminal; an error if there is none.
+    /// Rank 0 gets the terminal, and it is an error if there is none.
     Always,
 }
 
-/// A choice of standard output and standard error, written as torchrun does: 0 none, 1 output, 2 error, 3 both.
+/// One of the two output streams of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Out,
+    Err,
+}
+
+/// A set of output streams, written as torchrun does: 0 none, 1 standard output, 2 standard error, 3 both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streams {
     /// Standard output.
@@ -40,6 +47,13 @@ pub struct Streams {
 impl Streams {
     /// Both streams.
     pub const BOTH: Self = Self { out: true, err: true };
+
+    pub(crate) fn contains(self, stream: Stream) -> bool {
+        match stream {
+            Stream::Out => self.out,
+            Stream::Err => self.err,
+        }
+    }
 }
 
 impl FromStr for Streams {
@@ -53,12 +67,12 @@ impl FromStr for Streams {
     }
 }
 
-/// Everything a launch depends on besides the environment.
+/// Everything that a launch depends on besides the environment.
 #[derive(Clone, Debug)]
-pub(super) struct Options {
+pub(crate) struct Options {
     pub nproc: usize,
     pub nnodes: usize,
-    pub node: usize,
+    pub node_rank: usize,
     pub standalone: bool,
     pub master_addr: Option<String>,
     pub master_port: Option<u16>,
@@ -68,15 +82,15 @@ pub(super) struct Options {
     pub redirects: Streams,
     pub tee: Streams,
     /// Local ranks whose output the console shows; all if `None`.
-    pub shown: Option<Vec<usize>>,
+    pub local_ranks_filter: Option<Vec<usize>>,
     pub tty: Tty,
-    /// How long the others may report after the first failure.
-    pub report: Duration,
-    /// How long after SIGTERM comes SIGKILL, after a failure.
+    /// Time that the other ranks have after the first failure to report what they saw, before SIGTERM.
+    pub report_grace: Duration,
+    /// Time between SIGTERM and SIGKILL after a failure.
     pub grace: Duration,
-    /// The same after a signal to the launcher.
+    /// Time between a signal that is passed on and SIGKILL.
     pub signal_grace: Duration,
-    /// `None` is the running program.
+    /// The running program if `None`.
     pub program: Option<OsString>,
     pub args: Vec<OsString>,
 }
@@ -86,7 +100,7 @@ impl Default for Options {
         Self {
             nproc: 1,
             nnodes: 1,
-            node: 0,
+            node_rank: 0,
             standalone: false,
             master_addr: None,
             master_port: None,
@@ -95,9 +109,9 @@ impl Default for Options {
             log_dir: None,
             redirects: Streams::default(),
             tee: Streams::default(),
-            shown: None,
+            local_ranks_filter: None,
             tty: Tty::Never,
-            report: Duration::from_secs(3),
+            report_grace: Duration::from_secs(3),
             grace: Duration::from_secs(2),
             signal_grace: Duration::from_secs(5),
             program: None,
@@ -107,30 +121,56 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses what does not fit together.
+    /// Returns an error for values that are out of range or contradict each other.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config), naming the flag and its value.
     pub fn check(&self) -> Result<()> {
+        self.check_world_size()?;
+        self.check_grace_periods()?;
+        self.check_nodes()?;
+        self.check_local_ranks_filter()?;
+        self.check_run_id()?;
+        if self.tty == Tty::Always && self.node_rank > 0 {
+            return Err(Error::config(format!(
+                "--tty-rank0 on --node-rank {}: rank 0 is on node 0, leave the flag out here",
+                self.node_rank
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_world_size(&self) -> Result<()> {
         if self.nproc == 0 {
             return Err(Error::config("0 processes: a launch has at least one process per node"));
         }
-        if self.nnodes.checked_mul(self.nproc).is_none_or(|world_size| world_size > MOST_RANKS) {
+        if self.nnodes.checked_mul(self.nproc).is_none_or(|world_size| world_size > MAX_RANKS) {
             return Err(Error::config(format!(
-                "--nnodes {} times --nproc-per-node {}: a launch has at most {MOST_RANKS} ranks",
+                "--nnodes {} times --nproc-per-node {}: a launch has at most {MAX_RANKS} ranks",
                 self.nnodes, self.nproc
             )));
         }
+        Ok(())
+    }
+
+    fn check_grace_periods(&self) -> Result<()> {
         for (flag, grace) in [("--grace", self.grace), ("--signal-grace", self.signal_grace)] {
-            if grace > LONGEST_GRACE {
+            if grace > MAX_GRACE {
                 return Err(Error::config(format!(
                     "{flag} {}: at most {} seconds, which is a day",
                     grace.as_secs(),
-                    LONGEST_GRACE.as_secs()
+                    MAX_GRACE.as_secs()
                 )));
             }
         }
-        if self.node >= self.nnodes {
+        Ok(())
+    }
+
+    fn check_nodes(&self) -> Result<()> {
+        if self.node_rank >= self.nnodes {
             return Err(Error::config(format!(
                 "--node-rank {} is outside of --nnodes {}: nodes go from 0 to {}",
-                self.node,
+                self.node_rank,
                 self.nnodes,
                 self.nnodes.saturating_sub(1)
             )));
@@ -141,26 +181,29 @@ impl Options {
                 self.nnodes
             )));
         }
-        if let Some(local_rank) = self.shown.iter().flatten().find(|local_rank| **local_rank >= self.nproc) {
-            return Err(Error::config(format!(
+        Ok(())
+    }
+
+    fn check_local_ranks_filter(&self) -> Result<()> {
+        let mut listed = self.local_ranks_filter.iter().flatten();
+        match listed.find(|local_rank| **local_rank >= self.nproc) {
+            Some(local_rank) => Err(Error::config(format!(
                 "--local-ranks-filter names {local_rank}, but local ranks go from 0 to {}",
                 self.nproc - 1
-            )));
+            ))),
+            None => Ok(()),
         }
-        if let Some(id) = &self.run_id
-            && (id.is_empty() || id == "." || id == ".." || id.contains(['/', '\0']))
-        {
-            return Err(Error::config(format!(
-                "--run-id {id:?} cannot be the name of a directory: use letters, digits, - and _"
-            )));
+    }
+
+    fn check_run_id(&self) -> Result<()> {
+        match &self.run_id {
+            Some(id) if id.is_empty() || id == "." || id == ".." || id.contains(['/', '\0']) => {
+                Err(Error::config(format!(
+                    "--run-id {id:?} cannot be the name of a directory: use letters, digits, - and _"
+                )))
+            }
+            _ => Ok(()),
         }
-        if self.tty == Tty::Always && self.node > 0 {
-            return Err(Error::config(format!(
-                "--tty-rank0 on --node-rank {}: rank 0 is on node 0, leave the flag out here",
-                self.node
-            )));
-        }
-        Ok(())
     }
 }
 
@@ -175,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name() {
+    fn contradicting_options_are_refused_by_name() {
         let fine = Options { nproc: 2, ..Options::default() };
         fine.check().unwrap();
         refused(Options { nproc: 0, ..fine.clone() }, "0 processes");
@@ -187,12 +230,12 @@ mod tests {
         refused(Options { grace: day + Duration::from_secs(1), ..fine.clone() }, "--grace 86401");
         refused(Options { signal_grace: day * 2, ..fine.clone() }, "--signal-grace 172800");
         Options { grace: day, signal_grace: day, ..fine.clone() }.check().unwrap();
-        refused(Options { nnodes: 2, node: 2, ..fine.clone() }, "--node-rank 2");
+        refused(Options { nnodes: 2, node_rank: 2, ..fine.clone() }, "--node-rank 2");
         refused(Options { nnodes: 2, standalone: true, ..fine.clone() }, "--standalone");
-        refused(Options { shown: Some(vec![0, 2]), ..fine.clone() }, "names 2");
+        refused(Options { local_ranks_filter: Some(vec![0, 2]), ..fine.clone() }, "names 2");
         refused(Options { run_id: Some("a/b".into()), ..fine.clone() }, "a/b");
         refused(Options { run_id: Some("..".into()), ..fine.clone() }, "--run-id");
-        refused(Options { nnodes: 2, node: 1, tty: Tty::Always, ..fine }, "--tty-rank0");
+        refused(Options { nnodes: 2, node_rank: 1, tty: Tty::Always, ..fine }, "--tty-rank0");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A command with a known environment, whatever the tests were started from.
+/// A command with a known environment, independent of that of the tests.
 pub fn command(program: &str) -> Command {
     let mut command = Command::new(program);
     command.env_clear().stdin(Stdio::null());
@@ -44,7 +44,7 @@ impl Launched {
     pub fn start(mut command: Command) -> Self {
         let out = tempfile::tempfile().unwrap();
         command.stdout(out.try_clone().unwrap());
-        let mut launched = Self::start_as_is(command);
+        let mut launched = Self::start_with_stdout_of_command(command);
         launched.out = out;
         launched
     }
@@ -59,16 +59,16 @@ impl Launched {
         Self { process, out: open(), err: tempfile::tempfile().unwrap() }
     }
 
-    /// The same with standard output as `command` has it.
-    pub fn start_as_is(mut command: Command) -> Self {
+    /// The same with the standard output that `command` has.
+    pub fn start_with_stdout_of_command(mut command: Command) -> Self {
         let err = tempfile::tempfile().unwrap();
         command.stderr(err.try_clone().unwrap());
         let process = command.spawn().unwrap();
         Self { process, out: tempfile::tempfile().unwrap(), err }
     }
 
-    /// The same with both as `command` has them.
-    pub fn start_unheard(mut command: Command) -> Self {
+    /// The same with the standard output and error that `command` has.
+    pub fn start_with_streams_of_command(mut command: Command) -> Self {
         let process = command.spawn().unwrap();
         Self { process, out: tempfile::tempfile().unwrap(), err: tempfile::tempfile().unwrap() }
     }
@@ -125,7 +125,7 @@ impl Drop for Launched {
     }
 }
 
-/// What an ended launcher left.
+/// Exit code and output of an ended launcher.
 pub struct Ended {
     pub code: Option<i32>,
     pub out: String,
@@ -148,7 +148,7 @@ impl fmt::Display for Ended {
     }
 }
 
-/// The whole file, by a copy of the descriptor with a position that nobody else moves.
+/// The whole file, read through a descriptor with a position of its own.
 fn text(file: &File) -> String {
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file));
     let mut copy = File::open(path).unwrap();
@@ -158,7 +158,7 @@ fn text(file: &File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Whether the process exists and is not just waiting to be collected.
+/// Returns true if the process exists and is not only waiting to be reaped.
 pub fn alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
@@ -168,7 +168,7 @@ pub fn kill(pid: i32, signal: Signal) {
     let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
 }
 
-/// Whether this process, and so everything it starts, ignores `signal`.
+/// Returns true if this process, and so every process that it starts, ignores `signal`.
 pub fn ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0");

@@ -12,7 +12,7 @@ use rustix::termios::{Termios, tcgetattr};
 
 use burnrun::{self as launch, Launcher, Tty};
 
-use super::launched;
+use crate::launched;
 
 /// A program on a terminal of its own.
 struct Session {
@@ -24,7 +24,7 @@ struct Session {
 }
 
 impl Session {
-    /// Runs `script` in a shell on a new terminal; `None`, and a word about it, where that cannot be done.
+    /// Runs `script` in a shell on a new terminal. Returns `None`, with a message, on systems without `setsid`.
     fn start(script: &str) -> Option<Self> {
         if !Command::new("setsid").arg("--version").output().is_ok_and(|output| output.status.success()) {
             eprintln!("skipped: no setsid (util-linux) to give a terminal to a process");
@@ -90,10 +90,11 @@ impl Drop for Session {
     }
 }
 
-/// Runs the launcher as `$0`, then tells its exit code and whether the shell has the terminal's foreground again.
+/// A script that runs the launcher as `$0`, then prints its exit code and if the shell has the foreground again.
 fn then_tell(launch: &str) -> String {
     format!(
-        "{launch}; echo code=$?; set -- $(cut -d' ' -f5,8 /proc/self/stat); [ $1 = $2 ] && echo 'foreground back'; echo over"
+        "{launch}; echo code=$?; set -- $(cut -d' ' -f5,8 /proc/self/stat); \
+         [ $1 = $2 ] && echo 'foreground back'; echo over"
     )
 }
 

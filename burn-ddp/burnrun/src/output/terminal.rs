@@ -1,41 +1,46 @@
-//! The terminal, lent to rank 0 and taken back.
+//! The terminal, lent to rank 0 and restored.
 //!
-//! A program that draws needs a real terminal, and it must be in the terminal's foreground process group, or the
-//! first key it reads stops it. Ranks have process groups of their own, so the foreground moves to rank 0's group
-//! and comes back when rank 0 ends. A rank 0 that was killed in raw mode or on the alternate screen cannot tidy
-//! up; the launcher, which outlives it, does.
+//! A program that draws needs a real terminal, and it must be in the terminal's foreground process group, or the first
+//! key it reads stops it. Each rank has its own process group, so the foreground moves to that of rank 0, and returns
+//! to the launcher's when rank 0 ends. A rank 0 that is killed in raw mode or on the alternate screen cannot restore
+//! the terminal, so the launcher does.
 
 use std::io::IsTerminal;
 
+use burn_ddp_comm::{Error, Result};
 use rustix::process::{Pid, getpgrp};
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::{self, OptionalActions, Termios};
 
-use super::options::Tty;
-use super::raw::TtouIgnored;
-use burn_ddp_comm::{Error, Result};
+use crate::options::Tty;
+use crate::sys::IgnoredSigttou;
 
 const SHOW_CURSOR: &[u8] = b"\x1b[?25h";
-/// Moves the cursor on a terminal that is not on its alternate screen, so it is not for good measure.
+/// Only for a terminal on its alternate screen: on any other it moves the cursor.
 const LEAVE_ALTERNATE_SCREEN: &[u8] = b"\x1b[?1049l";
 
-/// The terminal as it was before rank 0 got it; dropping restores it.
-pub(super) struct Terminal {
+/// The state of the terminal before rank 0 got it. Dropping this restores it.
+pub(crate) struct Terminal {
     modes: Termios,
     foreground: Pid,
     lent: bool,
-    _ignored: TtouIgnored,
+    _ignored: IgnoredSigttou,
 }
 
 impl Terminal {
-    /// Prepares to lend the terminal, as `tty` wants; the child then takes it by itself before its exec.
-    pub fn lend(tty: Tty) -> Result<Option<Self>> {
+    /// Saves the terminal's state if `tty` and the terminal allow to lend it, else returns `None`. The process of rank
+    /// 0 takes the foreground by itself, before its program starts.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`](burn_ddp_comm::ErrorKind::Config) if `tty` is [`Tty::Always`] and there is no usable
+    /// terminal.
+    pub fn prepare_to_lend(tty: Tty) -> Result<Option<Self>> {
         if tty == Tty::Never {
             return Ok(None);
         }
-        match Self::usable() {
+        match Self::current_state() {
             Ok((modes, foreground)) => {
-                Ok(Some(Self { modes, foreground, lent: true, _ignored: TtouIgnored::new() }))
+                Ok(Some(Self { modes, foreground, lent: true, _ignored: IgnoredSigttou::new() }))
             }
             Err(_) if tty == Tty::Auto => Ok(None),
             Err(reason) => Err(Error::config(format!(
@@ -44,7 +49,8 @@ impl Terminal {
         }
     }
 
-    fn usable() -> Result<(Termios, Pid), String> {
+    /// Returns the modes and the foreground process group, or the reason why the terminal cannot be lent.
+    fn current_state() -> Result<(Termios, Pid), String> {
         if !std::io::stdin().is_terminal() {
             return Err("standard input is not a terminal".into());
         }
@@ -61,17 +67,17 @@ impl Terminal {
         Ok((modes, foreground))
     }
 
-    /// Takes the terminal back. `killed`: rank 0 had no chance to leave the screen as it found it.
+    /// Takes the terminal back from rank 0. `killed` tells that rank 0 could not restore the screen by itself.
     pub fn restore(&mut self, killed: bool) {
         if !std::mem::take(&mut self.lent) {
             return;
         }
-        // Nothing below may fail the launch: a terminal that has gone away needs no restoring.
+        // Errors are ignored: a terminal that has gone away needs no restoring.
         let _ = termios::tcsetpgrp(stdin(), self.foreground);
-        let changed = termios::tcgetattr(stdin()).is_ok_and(|now| differ(&now, &self.modes));
+        let changed = termios::tcgetattr(stdin()).is_ok_and(|now| modes_differ(&now, &self.modes));
         let _ = termios::tcsetattr(stdin(), OptionalActions::Now, &self.modes);
-        // The terminal does not tell which screen it shows. Programs that use the alternate one also change the
-        // modes, and undo both or, when killed, neither.
+        // A terminal cannot be asked which screen it shows. Programs that use the alternate screen also change the
+        // modes, and restore both or, when killed, neither.
         if killed && changed {
             let _ = rustix::io::write(stdout(), LEAVE_ALTERNATE_SCREEN);
         }
@@ -87,6 +93,6 @@ impl Drop for Terminal {
     }
 }
 
-fn differ(a: &Termios, b: &Termios) -> bool {
+fn modes_differ(a: &Termios, b: &Termios) -> bool {
     a.input_modes != b.input_modes || a.output_modes != b.output_modes || a.local_modes != b.local_modes
 }
