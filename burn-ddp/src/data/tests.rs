@@ -12,7 +12,7 @@ use super::*;
 use crate::error::panic_text;
 use crate::options::GroupOptions;
 use crate::rank::{Rank, RankInfo};
-use crate::store::MemoryStore;
+use burn_ddp_comm::store::MemoryStore;
 
 type B = crate::Ddp<Flex>;
 type Loader = Arc<dyn DataLoader<B, Vec<usize>>>;
