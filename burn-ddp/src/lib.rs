@@ -70,10 +70,10 @@ mod reducer;
 pub mod replica;
 
 use burn_ddp_comm::{collective, control, deadline, dtype, error, join, options, rank, rendezvous, store, transport};
+pub use burn_ddp_comm::{Rank, RankInfo};
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};
 pub use options::{CommunicatorKind, GroupOptions, TransportKind};
-pub use rank::{Rank, RankInfo};
 
 pub use backend::Ddp;
 pub use process_group::{ProcessGroup, Work};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn_ddp::collective::Collectives;
 use burn_ddp::deadline::Deadline;
 use burn_ddp::join::{Joined, join};
-use burn_ddp::rendezvous::local_address;
+use burn_ddp::net::address::local_address;
 use burn_ddp::store::{Store, TcpStore};
 use burn_ddp::{DType, GroupOptions, Rank, RankInfo, ReduceOp, Result};
 use burn_ddp_benches::pattern::Pattern;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use burn_ddp::collective::Collectives;
 use burn_ddp::deadline::Deadline;
-use burn_ddp::rendezvous::exchange;
+use burn_ddp::rendezvous::{PeerInfo, exchange};
 use burn_ddp::store::{MemoryStore, Store, TcpStore};
 use burn_ddp::transport::tcp::{Listener, TcpTransport};
-use burn_ddp::transport::{Liveness, PeerInfo};
+use burn_ddp::transport::Liveness;
 use burn_ddp::{Error, ErrorKind, Rank, RankInfo, Result};
 use socket2::{Domain, Socket, Type};
 

@@ -167,7 +167,7 @@ impl Launcher {
             store_host: store.host,
             store_port: port.number(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            host: hostname::get().map_or_else(|_| "localhost".into(), |n| n.to_string_lossy().into_owned()),
+            host: burn_ddp_comm::net::host::host_name(),
             own_run_id: port::unique_run_id(),
         };
         let plan = plan::plan(&options, &surroundings, lookup);

@@ -11,12 +11,12 @@ use std::fmt;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Bytes, TensorMetadata};
+use burn_ddp_comm::{Rank, RankInfo};
 
 use crate::deadline::Deadline;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::options::GroupOptions;
-use crate::rank::{Rank, RankInfo};
 use crate::transport::{Liveness, OpKind};
 
 mod host;

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::Dataset;
+use burn_ddp_comm::{Rank, RankInfo};
 use burn_flex::{Flex, FlexDevice};
 
 use super::*;
 use crate::error::panic_text;
 use crate::options::GroupOptions;
-use crate::rank::{Rank, RankInfo};
 use crate::store::MemoryStore;
 
 type B = crate::Ddp<Flex>;

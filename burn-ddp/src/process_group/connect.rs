@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::RankInfo;
 
 #[cfg(feature = "train")]
 use super::attached;
@@ -18,7 +19,6 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::join::{Joined, join};
 use crate::options::GroupOptions;
-use crate::rank::RankInfo;
 use crate::store::Store;
 
 /// What is known of a group before its ranks have met.

@@ -13,17 +13,18 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::net::address::local_address;
+use burn_ddp_comm::{Rank, RankInfo};
 
 use crate::communicator::{Communicator, CommunicatorFactory};
 use crate::control::Control;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{CommunicatorKind, GroupOptions};
-use crate::rank::{Rank, RankInfo};
-use crate::rendezvous;
+use crate::rendezvous::PeerInfo;
 use crate::store::{MemoryStore, PrefixStore, Store, TcpStore};
+use crate::transport::Liveness;
 use crate::transport::shm::CallerBusy;
-use crate::transport::{Liveness, PeerInfo};
 
 #[cfg(feature = "train")]
 mod attached;
@@ -101,7 +102,7 @@ struct Connected<B: Backend> {
 /// Says why this rank leaves before its thread and its connections go, from which peers could tell only that it has.
 impl<B: Backend> Drop for Inner<B> {
     fn drop(&mut self) {
-        self.connected.iter().for_each(|connected| connected.control.tell_of_panic());
+        self.connected.iter().for_each(|connected| connected.control.abort_if_panicking());
         self.tell_of_broken();
     }
 }
@@ -165,9 +166,9 @@ impl<B: Backend> ProcessGroup<B> {
         }
         let interface = group.options.interface.as_deref();
         // Before anybody is kept waiting for a rank that cannot come.
-        rendezvous::local_address(interface, Ipv4Addr::LOCALHOST.into())?;
+        local_address(interface, Ipv4Addr::LOCALHOST.into())?;
         let store = TcpStore::from_rank_info(&group.info, group.options.rendezvous_timeout)?;
-        let address = rendezvous::local_address(interface, store.local_addr().ip())?;
+        let address = local_address(interface, store.local_addr().ip())?;
         let run = format!("{}.{}", group.info.run_id, group.info.restart_count);
         group.connect(Arc::new(PrefixStore::new(Arc::new(store), run)), address, deadline)
     }

@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::{Rank, RankInfo};
 
 use super::{ProcessGroup, Unconnected};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rank::{Rank, RankInfo};
 
 impl<B: Backend> ProcessGroup<B> {
     /// Divides the group: ranks that give the same `color` form a new group, ordered by `key`, then by rank. All

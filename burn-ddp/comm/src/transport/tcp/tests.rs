@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::dtype::DType;
-use crate::transport::{OpKind, PeerInfo};
+use crate::rendezvous::PeerInfo;
+use crate::transport::OpKind;
 
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -90,7 +91,7 @@ fn a_ring_in_which_everybody_sends_first() {
 
 #[test]
 fn frames_around_the_limits_of_one_read() {
-    for bytes in [0, 1, FRONT - Header::SIZE - 1, FRONT - Header::SIZE, FRONT - Header::SIZE + 1, FRONT * 3] {
+    for bytes in [0, 1, HEAD - Header::SIZE - 1, HEAD - Header::SIZE, HEAD - Header::SIZE + 1, HEAD * 3] {
         ring(3, bytes);
     }
 }
@@ -109,7 +110,7 @@ fn crumbs(bytes: &mut [u8], step: usize) -> Vec<&mut [u8]> {
 
 #[test]
 fn bodies_of_many_buffers_are_cut_anew_on_arrival() {
-    for bytes in [1, 500, FRONT - Header::SIZE, FRONT, 100_000] {
+    for bytes in [1, 500, HEAD - Header::SIZE, HEAD, 100_000] {
         wires(2, |me, mut wire| {
             let (peer, header) = (Rank(1 - me.0), frame(OpKind::AllReduce, 0, bytes));
             let pattern = |rank: Rank| (0..bytes).map(|at| (at % 251 + rank.0) as u8).collect::<Vec<u8>>();

@@ -1,0 +1,7 @@
+//! Ground layer of everything that uses sockets: waiting for them, encoding small messages, addresses and other facts
+//! about this host.
+
+pub mod address;
+pub(crate) mod codec;
+pub mod host;
+pub(crate) mod poll;
