@@ -1,6 +1,7 @@
 //! Element types and reductions that travel between ranks.
 //!
-//! This package has enumerations of its own because it knows no type of Burn. Their numbers are part of the wire format.
+//! This package has enumerations of its own because it knows no type of Burn. Their numbers are part of the wire
+//! format.
 
 use std::fmt;
 
@@ -42,7 +43,7 @@ impl DType {
     }
 
     /// The type with wire number `number`.
-    pub fn from_wire(number: u8) -> Option<Self> {
+    pub(crate) fn from_wire(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| *dtype as u8 == number)
     }
 }
@@ -78,7 +79,7 @@ pub enum ReduceOp {
 
 impl ReduceOp {
     /// The operation with wire number `number`.
-    pub fn from_wire(number: u8) -> Option<Self> {
+    pub(crate) fn from_wire(number: u8) -> Option<Self> {
         [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max]
             .into_iter()
             .find(|op| *op as u8 == number)

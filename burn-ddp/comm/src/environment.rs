@@ -1,9 +1,9 @@
 //! The part of the environment that describes this process among its peers.
 //!
 //! The variables are those of torchrun, which every launcher sets. They are read through a lookup closure and not from
-//! `std::env` directly, so that tests inject an environment and two ranks can live in one test process. The four required
-//! variables are set together or not at all: with half of them each process would believe in another world, and all
-//! would wait for each other.
+//! `std::env` directly, so that tests inject an environment and two ranks can live in one test process. The four
+//! required variables are set together or not at all: with half of them each process would believe in another world,
+//! and all would wait for each other.
 
 use crate::error::{Error, Result};
 use crate::rank::Rank;
@@ -32,18 +32,8 @@ pub struct RankInfo {
 
 /// Variables that must be set together.
 const REQUIRED: [&str; 4] = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
-/// Variables that [`RankInfo`] reads; the required ones come first.
-const VARIABLES: [&str; 9] = [
-    REQUIRED[0],
-    REQUIRED[1],
-    REQUIRED[2],
-    REQUIRED[3],
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-];
+const OPTIONAL: [&str; 5] =
+    ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
 
 /// Looks up variables of the process environment, after it has refused those of `names` that are not UTF-8: they would
 /// count as unset.
@@ -79,7 +69,7 @@ impl RankInfo {
     /// # Errors
     /// Those of [`RankInfo::from_lookup`], and `Config` naming a variable whose value is not UTF-8.
     pub fn from_env() -> Result<Self> {
-        Self::from_lookup(process_environment(&VARIABLES)?)
+        Self::from_lookup(process_environment(&[&REQUIRED[..], &OPTIONAL].concat())?)
     }
 
     /// Reads the variables through `lookup`. None of the required four means a world of one.

@@ -1,8 +1,8 @@
 //! The one error type of all packages.
 //!
 //! A failure in one process is an error in all of them, so an [`Error`] gets repeated: it is cheap to clone, a failed
-//! group returns the same first cause from every later call, and its text travels to the other ranks. Programs branch on
-//! the [`ErrorKind`]; people read the message, which says what happened, where, and what to do.
+//! group returns the same first cause from every later call, and its text travels to the other ranks. Programs branch
+//! on the [`ErrorKind`]; people read the message, which says what happened, where, and what to do.
 
 use std::any::Any;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Limits of a group's waits, and the network and memory that it uses.
 //!
-//! "Slow" and "dead" have separate limits: a group waits for a living peer that prepares its data for ten minutes, but a
-//! peer whose process is gone is an error within seconds.
+//! "Slow" and "dead" have separate limits: a group waits for a living peer that prepares its data for ten minutes, but
+//! a peer whose process is gone is an error within seconds.
 
 use std::time::Duration;
 
@@ -55,15 +55,15 @@ pub struct GroupOptions {
     /// Longest wait of one collective for living peers (`BURN_DDP_TIMEOUT`, seconds; 30 minutes).
     #[new(value = "Duration::from_secs(30 * 60)")]
     pub timeout: Duration,
-    /// Longest silence of a peer before it counts as lost (`BURN_DDP_PEER_TIMEOUT`, seconds; 30). A process that is busy
-    /// in its own code is not silent, because its heartbeats have a thread of their own.
+    /// Longest silence of a peer before it counts as lost (`BURN_DDP_PEER_TIMEOUT`, seconds; 30). A process that is
+    /// busy in its own code is not silent, because its heartbeats have a thread of their own.
     #[new(value = "Duration::from_secs(30)")]
     pub peer_timeout: Duration,
     /// Longest wait for all ranks to appear at start-up (`BURN_DDP_RENDEZVOUS_TIMEOUT`, seconds; 5 minutes).
     #[new(value = "Duration::from_secs(300)")]
     pub rendezvous_timeout: Duration,
-    /// Interface or address to listen on and to advertise to peers (`BURN_DDP_IFACE`); by default the address from which
-    /// this process reaches rank 0.
+    /// Interface or address to listen on and to advertise to peers (`BURN_DDP_IFACE`); by default the address from
+    /// which this process reaches rank 0.
     #[new(default)]
     pub interface: Option<String>,
     /// Library that moves tensors (`BURN_DDP_COMM`: `auto`, `nccl` or `host`; auto).
@@ -72,17 +72,17 @@ pub struct GroupOptions {
     /// Way of bytes between ranks in host memory (`BURN_DDP_TRANSPORT`: `auto`, `shm` or `tcp`; auto).
     #[new(default)]
     pub transport: TransportKind,
-    /// Most bytes of shared memory that the ranks of a host may reserve together for this group (`BURN_DDP_SHM_BYTES`; no
-    /// limit). A group of two takes 2134016, one of eight 8.2 MiB, none more than 10 MiB up to 64 ranks. With a smaller
-    /// limit all ranks of this host communicate over TCP.
+    /// Most bytes of shared memory that the ranks of a host may reserve together for this group (`BURN_DDP_SHM_BYTES`;
+    /// no limit). A group of two takes 2134016, one of eight 8.2 MiB, none more than 10 MiB up to 64 ranks. With a
+    /// smaller limit all ranks of this host communicate over TCP.
     #[new(default)]
     pub shared_memory: Option<usize>,
     /// Name of this rank's host (`BURN_DDP_HOST`; the name that the system gives). Ranks with different names share no
     /// memory.
     #[new(default)]
     pub host: Option<String>,
-    /// Runs the collectives of a world of one as those of several ranks (`BURN_DDP_CONNECT_ALONE`, 1 or 0; 0), to measure
-    /// their cost.
+    /// Runs the collectives of a world of one as those of several ranks (`BURN_DDP_CONNECT_ALONE`, 1 or 0; 0), to
+    /// measure their cost.
     #[new(default)]
     pub connect_alone: bool,
 }

@@ -102,7 +102,7 @@ pub fn exchange(
 ///
 /// # Errors
 /// Those of the store.
-pub fn refuse(store: &dyn Store, me: Rank, error: &Error) -> Result<()> {
+pub(crate) fn refuse(store: &dyn Store, me: Rank, error: &Error) -> Result<()> {
     store.set(COMPLETE, &codec::encode(RECORD, &Completion::Refused(format!("{me} failed: {error}")))?)
 }
 

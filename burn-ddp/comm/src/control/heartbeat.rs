@@ -1,12 +1,12 @@
 //! The schedule of heartbeats and the detection of silent peers.
 //!
-//! These functions take the time as an argument, so that tests can cover what they cannot wait for: that this process was
-//! stopped for a minute.
+//! These functions take the time as an argument, so that tests can cover what they cannot wait for: that this process
+//! was stopped for a minute.
 
 use std::time::{Duration, Instant};
 
 /// Heartbeats within one peer timeout, so that a few may be late before a peer counts as lost.
-const BEATS: u32 = 6;
+const HEARTBEATS_PER_TIMEOUT: u32 = 6;
 /// Longest time between two heartbeats.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -31,7 +31,7 @@ impl HeartbeatSchedule {
     }
 
     fn interval(&self) -> Duration {
-        (self.timeout / BEATS).min(LONGEST_INTERVAL)
+        (self.timeout / HEARTBEATS_PER_TIMEOUT).min(LONGEST_INTERVAL)
     }
 
     /// Time until the next heartbeat.

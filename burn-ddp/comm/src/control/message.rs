@@ -23,8 +23,8 @@ pub(super) enum Message {
     GoodbyeAcknowledged,
 }
 
-/// The first cause of a group's end, as ranks pass it on. It keeps the rank that it is about, so that no chain like "rank
-/// 0 failed: rank 1 failed: rank 0 failed" arises.
+/// The first cause of a group's end, as ranks pass it on. It keeps the rank that it is about, so that no chain like
+/// "rank 0 failed: rank 1 failed: rank 0 failed" arises.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cause {
     /// Set if the rank is lost and not failed.

@@ -1,10 +1,10 @@
 //! The control channel: heartbeats, aborts and goodbyes.
 //!
 //! A rank that waits for data cannot tell a slow peer from a dead one: it may have to wait hours for the first (a
-//! preprocessing step, a first compilation), but the second must be an error within seconds. So each pair of ranks has a
-//! connection for control, and each rank a thread that sends heartbeats over it however busy the rest of the process is.
-//! A wait for data ends for one of three reasons: the data have arrived, its deadline has passed, or the monitor thread
-//! has put a cause into the shared [`Liveness`].
+//! preprocessing step, a first compilation), but the second must be an error within seconds. So each pair of ranks has
+//! a connection for control, and each rank a thread that sends heartbeats over it however busy the rest of the process
+//! is. A wait for data ends for one of three reasons: the data have arrived, its deadline has passed, or the monitor
+//! thread has put a cause into the shared [`Liveness`].
 //!
 //! ```text
 //!             peer says goodbye, this rank acknowledges
@@ -18,8 +18,8 @@
 //! - Aborts and goodbyes use this connection because they must not queue behind data.
 //! - An abort carries the first cause, so that all ranks report that cause and not each other's closed sockets.
 //! - A goodbye is acknowledged before its connection closes, so that a rank that finishes early is not taken for dead.
-//! - Silence counts only while this process was able to read: a rank that was stopped for a minute and continues must not
-//!   declare its peers lost.
+//! - Silence counts only while this process was able to read: a rank that was stopped for a minute and continues must
+//!   not declare its peers lost.
 
 mod heartbeat;
 mod message;
@@ -75,8 +75,8 @@ impl Control {
         prepare_streams(me, &streams)?;
         if peer_timeout < SHORTEST_TIMEOUT {
             return Err(Error::config(format!(
-                "peer timeout (BURN_DDP_PEER_TIMEOUT) {peer_timeout:?}: a busy host is silent for that long; use at least \
-                 {SHORTEST_TIMEOUT:?}"
+                "the peer timeout {peer_timeout:?} is as short as the silences of a busy host: set \
+                 BURN_DDP_PEER_TIMEOUT to at least {SHORTEST_TIMEOUT:?}"
             )));
         }
         let signals = Arc::new(Signals::new()?);
@@ -96,8 +96,8 @@ impl Control {
         })
     }
 
-    /// Ends the group on all ranks: every wait of this rank returns `cause`, every wait of a peer an error that repeats it.
-    /// Only the first cause of a group counts. Returns when the cause was sent to the peers, at most after 200 ms.
+    /// Ends the group on all ranks: every wait of this rank returns `cause`, every wait of a peer an error that repeats
+    /// it. Only the first cause of a group counts. Returns when the cause was sent to the peers, at most after 200 ms.
     pub fn abort(&self, cause: &Error) {
         self.liveness.fail(cause.clone());
         self.signals.wait_for_cause_sent(Deadline::after(ABORT_LIMIT));
@@ -111,8 +111,8 @@ impl Control {
     }
 
     /// Leaves the group: says goodbye to every living peer and returns when each has acknowledged it, at most after the
-    /// peer timeout or 5 seconds. Peers need not leave at the same time. Leaving a group that has failed takes no goodbye.
-    /// Later calls do nothing.
+    /// peer timeout or 5 seconds. Peers need not leave at the same time. Leaving a group that has failed takes no
+    /// goodbye. Later calls do nothing.
     pub fn finish(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         let limit = if self.liveness.cause().is_some() { ABORT_LIMIT } else { self.goodbye_limit };

@@ -88,7 +88,8 @@ impl Monitor {
     }
 
     fn read(&mut self, ready: &[bool]) {
-        // When heartbeats are due, silent peers are, too. So all connections are read before, whatever the poll has seen.
+        // When heartbeats are due, silent peers are, too. So all connections are read before, whatever the poll has
+        // seen.
         let all = self.schedule.until(Instant::now()).is_zero();
         let mut ends = Vec::new();
         for (index, ready) in ready.iter().enumerate() {
@@ -156,8 +157,8 @@ impl Monitor {
     fn queue_cause_or_goodbye(&mut self) {
         self.leave_by = self.leave_by.or_else(|| self.signals.leave_by());
         match self.liveness.cause() {
-            // Every peer gets the cause, even one that came from a peer: that peer may have died before it had sent it to
-            // all, and no peer may notice the end of this rank before the cause of it.
+            // Every peer gets the cause, even one that came from a peer: that peer may have died before it had sent it
+            // to all, and no peer may notice the end of this rank before the cause of it.
             Some(cause) if !self.cause_queued => {
                 let message = Message::Abort(Cause::new(self.me, &cause));
                 self.connections.iter_mut().for_each(|connection| connection.queue(&message));

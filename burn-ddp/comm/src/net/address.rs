@@ -7,12 +7,12 @@ use if_addrs::Interface;
 
 use crate::error::{Error, Result};
 
-/// The address to listen on and to advertise to peers: the `choice` of BURN_DDP_IFACE, which is the name of an interface
-/// or an address of this host, else `seen`, the local end of the connection to the store.
+/// The address to listen on and to advertise to peers: the `choice` of BURN_DDP_IFACE, which is the name of an
+/// interface or an address of this host, else `seen`, the local end of the connection to the store.
 ///
 /// # Errors
-/// `Config` naming the interfaces of this host when the choice is none of them, or when there is no choice and `seen` is
-/// a link-local address, which peers cannot use.
+/// `Config` naming the interfaces of this host when the choice is none of them, or when there is no choice and `seen`
+/// is a link-local address, which peers cannot use.
 pub fn local_address(choice: Option<&str>, seen: IpAddr) -> Result<IpAddr> {
     let seen = seen.to_canonical();
     let Some(choice) = choice.map(str::trim) else {
@@ -39,8 +39,7 @@ pub fn local_address(choice: Option<&str>, seen: IpAddr) -> Result<IpAddr> {
     }
     let mut found: Vec<IpAddr> = interfaces
         .iter()
-        .filter(|interface| interface.name == choice)
-        .filter(|interface| !interface.is_link_local())
+        .filter(|interface| interface.name == choice && !interface.is_link_local())
         .map(Interface::ip)
         .collect();
     // The address family of the connection to the store is known to work.

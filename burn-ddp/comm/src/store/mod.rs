@@ -1,8 +1,8 @@
 //! A small shared dictionary through which ranks find each other.
 //!
-//! The store is the only thing that ranks share before they are connected. It can set a value, wait for a value, and add
-//! to an atomic counter. Start-up needs no more, so a group can be built over memory in tests, over TCP in production,
-//! and over a prefix of either for a group within a group.
+//! The store is the only thing that ranks share before they are connected. It can set a value, wait for a value, and
+//! add to an atomic counter. Start-up needs no more, so a group can be built over memory in tests, over TCP in
+//! production, and over a prefix of either for a group within a group.
 //!
 //! A [`TcpStore`] is served by rank 0 for one attempt of one run; [`MemoryStore`] serves ranks that are threads;
 //! [`PrefixStore`] gives each group, and each step of its start-up, keys of its own.

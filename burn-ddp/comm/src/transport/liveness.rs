@@ -1,8 +1,8 @@
 //! The state of all peers as this rank knows it, shared by the transports and the control channel.
 //!
 //! The control channel learns that a peer has died, failed or left, and the thread that is blocked in a transport must
-//! learn of it. Both hold a [`Liveness`]. The first error stays the cause of the group's end, and calls all subscribers,
-//! which wake blocked threads.
+//! learn of it. Both hold a [`Liveness`]. The first error stays the cause of the group's end, and calls all
+//! subscribers, which wake blocked threads.
 //!
 //! ```text
 //!   peer:   Alive ──goodbye──> Finished          group:   no cause ──first failure──> cause
@@ -18,7 +18,7 @@ use crate::watched::Watched;
 
 /// State of one peer.
 #[derive(Clone, Debug, Default)]
-pub enum PeerState {
+pub(crate) enum PeerState {
     /// It answers, or is only slow.
     #[default]
     Alive,
@@ -76,7 +76,7 @@ impl Liveness {
     }
 
     /// Sets the state of `peer`, unless it has finished or failed before. A failure ends the group as well.
-    pub fn set_peer(&self, peer: Rank, new: PeerState) {
+    pub(crate) fn set_peer(&self, peer: Rank, new: PeerState) {
         let failure = match &new {
             PeerState::Failed(error) => Some(error.clone()),
             _ => None,
@@ -94,7 +94,8 @@ impl Liveness {
     }
 
     /// The state of `peer`.
-    pub fn peer(&self, peer: Rank) -> PeerState {
+    #[cfg(any(target_os = "linux", test))]
+    pub(crate) fn peer(&self, peer: Rank) -> PeerState {
         self.0.lock().peers[peer.0].clone()
     }
 
@@ -111,7 +112,7 @@ impl Liveness {
 
     /// The error for a connection that `peer` closed. A transport may see its end before the control channel has read
     /// the reason, so this waits for the reason until `deadline`.
-    pub fn closed_by(&self, peer: Rank, deadline: Deadline) -> Error {
+    pub(crate) fn closed_by(&self, peer: Rank, deadline: Deadline) -> Error {
         let reason = self.0.wait_for(deadline, |group| match (&group.cause, &group.peers[peer.0]) {
             (Some(cause), _) => Some(cause.clone()),
             (None, PeerState::Failed(error)) => Some(error.clone()),

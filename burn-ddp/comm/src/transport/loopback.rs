@@ -1,8 +1,8 @@
 //! A transport between threads of one process, for tests.
 //!
 //! Collectives are tested for many world sizes, lengths and faults; with threads that takes milliseconds, and no socket
-//! influences the outcome. This transport keeps the whole contract of [`Transport`], faults included: a dropped transport
-//! looks to its peers like a closed connection.
+//! influences the outcome. This transport keeps the whole contract of [`Transport`], faults included: a dropped
+//! transport looks to its peers like a closed connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::watched::Watched;
 /// Time for the control channel to tell the reason for which a connection closed.
 const CLOSE_GRACE: Duration = Duration::from_millis(100);
 
-/// The transports of a group whose ranks are threads of this process: the one at index `r` is for the thread of rank `r`,
-/// and ends its waits when `liveness[r]` learns that the group has failed.
+/// The transports of a group whose ranks are threads of this process: the one at index `r` is for the thread of rank
+/// `r`, and ends its waits when `liveness[r]` learns that the group has failed.
 ///
-/// The world is as large as `liveness` is long. With clones of one [`Liveness`] all ranks learn what one of them learns;
-/// with separate ones each rank has its own knowledge, as processes do.
+/// The world is as large as `liveness` is long. With clones of one [`Liveness`] all ranks learn what one of them
+/// learns; with separate ones each rank has its own knowledge, as processes do.
 pub fn loopback(liveness: &[Liveness]) -> Vec<LoopbackTransport> {
     let world_size = liveness.len();
     let empty = || Inbox {

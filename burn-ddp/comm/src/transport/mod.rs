@@ -1,10 +1,10 @@
 //! Frames between two ranks.
 //!
-//! The collectives are the same over any [`Transport`]: loopback in tests, TCP between hosts. (Within one host ranks share
-//! memory instead: [`shm`].) Every transport guarantees two things. A frame carries a [`Header`] of its operation and the
-//! receiver states the header that it expects, so the first frame reveals that ranks are in different operations, before
-//! any byte of it is taken for data. And every wait ends at its deadline, or as soon as [`Liveness`] learns that the group
-//! has failed.
+//! The collectives are the same over any [`Transport`]: loopback in tests, TCP between hosts. (Within one host ranks
+//! share memory instead: [`shm`].) Every transport guarantees two things. A frame carries a [`Header`] of its operation
+//! and the receiver states the header that it expects, so the first frame reveals that ranks are in different
+//! operations, before any byte of it is taken for data. And every wait ends at its deadline, or as soon as [`Liveness`]
+//! learns that the group has failed.
 
 use crate::deadline::Deadline;
 use crate::error::Result;
@@ -18,7 +18,8 @@ pub mod shm;
 pub mod tcp;
 
 pub use frame::{Header, OpKind};
-pub use liveness::{Liveness, PeerState};
+pub use liveness::Liveness;
+pub(crate) use liveness::PeerState;
 pub use loopback::{LoopbackTransport, loopback};
 
 /// Connections between this rank and each of its peers. Frames between two ranks arrive in order.
@@ -38,8 +39,8 @@ pub trait Transport: Send + 'static {
     /// `Timeout`, `PeerLost`, `PeerFinished`, or the cause for which the group has failed.
     fn send(&mut self, to: Rank, header: &Header, body: &[&[u8]], deadline: Deadline) -> Result<()>;
 
-    /// Receives the next frame of `from`, which must have the header `expect`, into `body`, which has `expect.body` bytes
-    /// in all.
+    /// Receives the next frame of `from`, which must have the header `expect`, into `body`, which has `expect.body`
+    /// bytes in all.
     ///
     /// # Errors
     /// Those of [`send`](Transport::send), and [`ErrorKind::Mismatch`](crate::error::ErrorKind::Mismatch) naming both

@@ -1,8 +1,8 @@
 //! The address on which rank 0 listens.
 //!
 //! MASTER_ADDR is the address that the *other* ranks connect to, and need not be one of this host. Rank 0 tries to bind
-//! it; it compares no host names, which have too many spellings. Behind a NAT, and where `/etc/hosts` gives a node's own
-//! name a loopback address that other nodes cannot reach, rank 0 listens on all interfaces instead.
+//! it; it compares no host names, which have too many spellings. Behind a NAT, and where `/etc/hosts` gives a node's
+//! own name a loopback address that other nodes cannot reach, rank 0 listens on all interfaces instead.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -34,8 +34,8 @@ pub(super) struct Bound {
     pub(super) advertised: Option<IpAddr>,
 }
 
-/// Listens on the first of `resolved` that is an address of this host, else on all interfaces. `skip_loopback` is for an
-/// address that was found by name while some ranks are on other nodes.
+/// Listens on the first of `resolved` that is an address of this host, else on all interfaces. `skip_loopback` is for
+/// an address that was found by name while some ranks are on other nodes.
 ///
 /// # Errors
 /// `Io` when another program has the port or no address can be bound; `Config` when a store holds the port and refuses
@@ -101,8 +101,8 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Waits for the port of `address`, which is in use, if its holder is a store that is about to end. `hello`, which is sent
-/// to the holder at `probe`, tells a store that lives on that its rank was claimed twice.
+/// Waits for the port of `address`, which is in use, if its holder is a store that is about to end. `hello`, which is
+/// sent to the holder at `probe`, tells a store that lives on that its rank was claimed twice.
 fn wait_for_port(address: SocketAddr, probe: SocketAddr, hello: &Request) -> Result<TcpListener> {
     let until = Deadline::after(FREE_LIMIT);
     loop {

@@ -1,8 +1,8 @@
 //! The client of the store: calls from any thread.
 //!
-//! A call has a connection for itself while it lasts. It takes an idle one or opens another; the server takes any number
-//! from one process. So a get that waits never delays a set of another thread, and no thread has to distribute answers.
-//! There are as many connections as calls at the same time, of which start-up makes two or three.
+//! A call has a connection for itself while it lasts. It takes an idle one or opens another; the server takes any
+//! number from one process. So a get that waits never delays a set of another thread, and no thread has to distribute
+//! answers. There are as many connections as calls at the same time, of which start-up makes two or three.
 //!
 //! ```text
 //!   idle ──call──> in use ──answer──> idle
@@ -92,7 +92,8 @@ impl Client {
         let client = CLIENTS.fetch_add(1, Ordering::Relaxed);
         let hello = Request::Hello { claim: claim.clone(), client, serves: false };
         let mut backoff = FIRST_BACKOFF;
-        // The latest explanation of the greatest weight. The last attempt may have too little time to find out anything.
+        // The latest explanation of the greatest weight. The last attempt may have too little time to find out
+        // anything.
         let (mut weight, mut explanation) = (0, format!("{place} has no address"));
         loop {
             let addresses = resolve().unwrap_or_else(|error| {
@@ -149,6 +150,7 @@ impl Client {
     }
 
     /// Address at which the server was reached.
+    #[cfg(test)]
     pub(super) fn server(&self) -> SocketAddr {
         self.server
     }

@@ -1,8 +1,8 @@
 //! The store that rank 0 serves over TCP.
 //!
 //! The store lives as long as one attempt of one run. Rank 0 binds MASTER_PORT, and every rank (rank 0 too) is a client
-//! that first sends its identity. So the mistakes of a launch by hand end in a message and not in a wait: a rank that is
-//! claimed twice, lost, or of another world size fails all processes, and a process of another run is refused.
+//! that first sends its identity. So the mistakes of a launch by hand end in a message and not in a wait: a rank that
+//! is claimed twice, lost, or of another world size fails all processes, and a process of another run is refused.
 //!
 //! ```text
 //!   every rank: TcpStore ── Client ── ClientConnection ──┐
@@ -86,8 +86,8 @@ impl TcpStore {
         Ok(Self { client, _server: Some(server) })
     }
 
-    /// `error` of a get that waited for `timeout`, with the store's remarks on absent processes; unchanged if it did not
-    /// wait.
+    /// `error` of a get that waited for `timeout`, with the store's remarks on absent processes; unchanged if it did
+    /// not wait.
     fn with_remarks(&self, error: Error, timeout: Duration) -> Error {
         let remarks = if timeout.is_zero() { Vec::new() } else { self.remarks() };
         match remarks.is_empty() {
@@ -96,14 +96,15 @@ impl TcpStore {
         }
     }
 
-    /// This process's address as rank 0 sees it, which a rank advertises to its peers. Its port belongs to the connection
-    /// with the store.
+    /// This process's address as rank 0 sees it, which a rank advertises to its peers. Its port belongs to the
+    /// connection with the store.
     pub fn local_addr(&self) -> SocketAddr {
         self.client.local()
     }
 
     /// Address at which this process reaches the server.
-    pub fn server_addr(&self) -> SocketAddr {
+    #[cfg(test)]
+    fn server_addr(&self) -> SocketAddr {
         self.client.server()
     }
 }

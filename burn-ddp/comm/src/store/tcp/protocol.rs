@@ -41,8 +41,8 @@ const MESSAGE: &str = "a message of the store";
 /// Request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// First request on every connection. `client` numbers the clients of a process; `serves` is set if the sender tried
-    /// to serve the store itself.
+    /// First request on every connection. `client` numbers the clients of a process; `serves` is set if the sender
+    /// tried to serve the store itself.
     Hello { claim: Claim, client: u64, serves: bool },
     /// Sets the key to the value of the frame.
     Set { key: String },
@@ -168,7 +168,8 @@ impl Default for FrameBuffer {
 }
 
 impl FrameBuffer {
-    /// A buffer that refuses frames with a value: a sender that has not sent its hello may fill no more memory than one.
+    /// A buffer that refuses frames with a value: a sender that has not sent its hello may fill no more memory than
+    /// one.
     pub(super) fn without_values() -> Self {
         Self { value_limit: 0, ..Self::default() }
     }

@@ -1,7 +1,8 @@
 //! Members, values and rules of the store, without a socket.
 //!
-//! The server passes each request to the [`Registry`] and executes the [`Action`] that it returns. All rules of the store
-//! are here, where tests need no network: which process may join, which event ends the store, which get has an answer.
+//! The server passes each request to the [`Registry`] and executes the [`Action`] that it returns. All rules of the
+//! store are here, where tests need no network: which process may join, which event ends the store, which get has an
+//! answer.
 //!
 //! ```text
 //!   serving ──────────────────────────────> failed (every member gets the first cause)
@@ -200,8 +201,8 @@ impl Registry {
         Action::Answer(Response::Done)
     }
 
-    /// Refuses a process of this run with another world size. While a rank is missing, this process may be that rank, and
-    /// no other will come in its place, so the store fails.
+    /// Refuses a process of this run with another world size. While a rank is missing, this process may be that rank,
+    /// and no other will come in its place, so the store fails.
     fn refuse_world_size(&mut self, claim: &Claim) -> Action {
         let owner = &self.owner;
         let (here, there) = (owner.world_size, claim.world_size);
@@ -224,8 +225,8 @@ impl Registry {
         refuse(text)
     }
 
-    /// The reason to refuse a process that does not belong to this attempt of this run. Its mistake says nothing about the
-    /// processes that do, so the store goes on.
+    /// The reason to refuse a process that does not belong to this attempt of this run. Its mistake says nothing about
+    /// the processes that do, so the store goes on.
     fn objection(&self, claim: &Claim) -> Option<Objection> {
         let owner = &self.owner;
         if claim.run_id != owner.run_id {

@@ -30,8 +30,8 @@ use crate::net::poll::wait;
 use crate::rank::Rank;
 use crate::rendezvous::PeerInfo;
 
-/// Accepted connections without a hello that are kept, besides those of all members. Members send their hello at once, so
-/// the connection that has been silent longest is closed first.
+/// Accepted connections without a hello that are kept, besides those of all members. Members send their hello at once,
+/// so the connection that has been silent longest is closed first.
 const SILENT_CONNECTIONS: usize = 64;
 
 /// Connections of one rank with all others, by the rank at the other end.
@@ -82,12 +82,12 @@ impl Listener {
         self.0.local_addr().map_err(|error| Error::io("cannot read the address of a listening socket", error))
     }
 
-    /// Connects `me` with all `peers`, which are listed by rank and include `me`. All members must pass the same `group`;
-    /// connections of other groups are closed.
+    /// Connects `me` with all `peers`, which are listed by rank and include `me`. All members must pass the same
+    /// `group`; connections of other groups are closed.
     ///
     /// # Errors
-    /// `Timeout` naming the peers that are missing, `PeerLost` for a peer whose address refuses the connection, `Config`
-    /// when the list is not in rank order.
+    /// `Timeout` naming the peers that are missing, `PeerLost` for a peer whose address refuses the connection,
+    /// `Config` when the list is not in rank order.
     pub fn connect(self, me: Rank, group: &str, peers: &[PeerInfo], deadline: Deadline) -> Result<Mesh> {
         if let Some((index, peer)) = peers.iter().enumerate().find(|(index, peer)| peer.rank.0 != *index) {
             return Err(Error::config(format!(

@@ -31,14 +31,14 @@ use crate::rank::Rank;
 /// Time for the control channel to tell the reason for which a connection closed.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// Time after which a wait checks the frames of the other peers. Ranks in different operations may wait for each other in
-/// a ring in which no two exchange frames, and only the frames that they have sent to others reveal it.
+/// Time after which a wait checks the frames of the other peers. Ranks in different operations may wait for each other
+/// in a ring in which no two exchange frames, and only the frames that they have sent to others reveal it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A [`Transport`] over TCP connections.
 ///
-/// The first error ends it, because a frame may be half moved: every later call returns the same cause, which the group's
-/// [`Liveness`] holds too. Only a wrong argument ([`ErrorKind::Config`]) moves nothing and ends nothing.
+/// The first error ends it, because a frame may be half moved: every later call returns the same cause, which the
+/// group's [`Liveness`] holds too. Only a wrong argument ([`ErrorKind::Config`]) moves nothing and ends nothing.
 pub struct TcpTransport {
     me: Rank,
     peers: Vec<Option<TcpStream>>,

@@ -1,7 +1,7 @@
 //! One frame that leaves through, or arrives from, a socket that does not block.
 //!
-//! A step is one system call. Its result tells whether another call may move bytes at once, so that the caller alternates
-//! between the two directions and waits only when neither moves.
+//! A step is one system call. Its result tells whether another call may move bytes at once, so that the caller
+//! alternates between the two directions and waits only when neither moves.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
@@ -18,8 +18,8 @@ const FLAGS: SendFlags = SendFlags::NOSIGNAL;
 #[cfg(target_vendor = "apple")]
 const FLAGS: SendFlags = SendFlags::empty();
 
-/// Size of the buffer for the start of a frame. A small frame arrives in it with one system call, and no byte reaches the
-/// receiver's memory before the header has been compared.
+/// Size of the buffer for the start of a frame. A small frame arrives in it with one system call, and no byte reaches
+/// the receiver's memory before the header has been compared.
 pub(super) const HEAD: usize = 4096;
 
 /// Most buffers of a body that one system call moves. More of them take further calls, which cost little unless the
