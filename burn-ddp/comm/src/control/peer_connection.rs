@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::heartbeat::{DueHeartbeat, LastHeard};
 use super::message::Message;
@@ -137,7 +137,7 @@ impl PeerConnection {
     }
 
     /// The silence of the peer if it is too long, unless the peer may be silent.
-    pub fn too_silent(&mut self, heartbeat: &DueHeartbeat) -> Option<std::time::Duration> {
+    pub fn too_silent(&mut self, heartbeat: &DueHeartbeat) -> Option<Duration> {
         let silence = self.heard.too_silent(heartbeat);
         if self.stream.is_none() || self.peer_may_close() { None } else { silence }
     }

@@ -66,11 +66,9 @@ pub(super) fn listen(resolved: &[SocketAddr], skip_loopback: bool, hello: &Reque
 fn bound(listener: TcpListener, advertised: Option<IpAddr>) -> Result<Bound> {
     let mut own =
         listener.local_addr().map_err(|error| Error::io("cannot read the address of the store", error))?;
-    match own.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
-        // The IPv6 wildcard takes IPv4 as well, which every host has.
-        IpAddr::V6(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
-        _ => {}
+    // The IPv6 wildcard takes IPv4 as well, which every host has.
+    if own.ip().is_unspecified() {
+        own.set_ip(Ipv4Addr::LOCALHOST.into());
     }
     Ok(Bound { listener, own, advertised })
 }
