@@ -54,7 +54,7 @@ impl<A> NcclFactory<A> {
             _ => None,
         };
         let record = Record {
-            host: hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default(),
+            host: burn_ddp_comm::net::host::host_name(),
             device: self.device.clone(),
             kind: self.kind,
             nccl: self.nccl.as_ref().map(|(_, version)| *version).map_err(ToString::to_string),

@@ -73,7 +73,7 @@ use burn_ddp_comm::{collective, dtype, error, options, rank};
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};
 pub use options::{CommunicatorKind, GroupOptions, TransportKind};
-pub use rank::{Rank, RankInfo};
+pub use burn_ddp_comm::{Rank, RankInfo};
 
 pub use backend::Ddp;
 pub use process_group::{ProcessGroup, Work};

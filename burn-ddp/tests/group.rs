@@ -200,7 +200,7 @@ fn peers() -> Result<String> {
 
 #[test]
 fn rank_zero_is_found_under_any_name_of_this_host() {
-    let host = hostname::get().expect("a name").to_string_lossy().into_owned();
+    let host = burn_ddp_comm::net::host::host_name();
     for address in ["localhost", "127.0.0.1", "127.0.0.2", "::1", host.as_str()] {
         let resolves =
             std::net::ToSocketAddrs::to_socket_addrs(&(address, 1)).ok().and_then(|mut all| all.next());

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use burn_ddp_comm::collective::Collectives;
 use burn_ddp_comm::deadline::Deadline;
-use burn_ddp_comm::rendezvous::exchange;
+use burn_ddp_comm::rendezvous::{PeerInfo, exchange};
 use burn_ddp_comm::store::{MemoryStore, Store, TcpStore};
 use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
-use burn_ddp_comm::transport::{Liveness, PeerInfo};
+use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{Error, ErrorKind, Rank, RankInfo, Result};
 use socket2::{Domain, Socket, Type};
 

@@ -141,7 +141,7 @@ impl Launcher {
             store_host: store.host,
             store_port: port.number(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            host: hostname::get().map_or_else(|_| "localhost".into(), |n| n.to_string_lossy().into_owned()),
+            host: burn_ddp_comm::net::host::host_name(),
             unique_run_id: unique_run_id(),
         };
         let plan = Plan::new(&options, &context, lookup);

@@ -1,10 +1,10 @@
-//! The moment until which a wait may last.
+//! The latest end of a wait.
 //!
-//! A moment rather than a duration, so that an operation of many waits has one limit and not a limit each.
+//! A deadline is a moment and not a duration, so that all waits of one operation share one limit.
 
 use std::time::{Duration, Instant};
 
-/// A point in time that ends a wait. Clone it freely; it does not move.
+/// The moment at which a wait ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     start: Instant,
@@ -27,13 +27,13 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// The whole duration the wait was given, for messages.
+    /// The whole duration of the wait, for messages.
     pub fn limit(&self) -> Duration {
         self.limit
     }
 }
 
-/// `duration` in seconds for messages, without the digits that only show what had passed before somebody looked.
+/// `duration` in seconds for messages, rounded to milliseconds.
 pub(crate) fn seconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1000.0).round() / 1000.0
 }

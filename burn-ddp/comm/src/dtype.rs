@@ -1,7 +1,7 @@
 //! Element types and reductions that travel between ranks.
 //!
-//! The lower half has its own small enumeration because no Burn type may appear there: another binding stands
-//! on the same floor, and the numbers below are part of the wire format.
+//! This package has enumerations of its own because it knows no type of Burn. Their numbers are part of the wire
+//! format.
 
 use std::fmt;
 
@@ -42,8 +42,8 @@ impl DType {
         }
     }
 
-    /// The type with this wire number.
-    pub fn from_wire(number: u8) -> Option<Self> {
+    /// The type with wire number `number`.
+    pub(crate) fn from_wire(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| *dtype as u8 == number)
     }
 }
@@ -62,7 +62,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// How elements of different ranks become one.
+/// Operation that makes one element of those of all ranks.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
@@ -78,8 +78,8 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// The operation with this wire number.
-    pub fn from_wire(number: u8) -> Option<Self> {
+    /// The operation with wire number `number`.
+    pub(crate) fn from_wire(number: u8) -> Option<Self> {
         [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max]
             .into_iter()
             .find(|op| *op as u8 == number)

@@ -1,9 +1,8 @@
-//! One error type for every floor: who failed, in which operation, and why.
+//! The one error type of all packages.
 //!
-//! A failure in one process is an error in all of them, so an [`Error`] has to survive being repeated: it is
-//! cheap to clone, a poisoned group hands the same first cause to every later call, and its text can be sent
-//! to the other ranks. Callers branch on [`ErrorKind`]; people read the message, which names the value at
-//! fault and what to do.
+//! A failure in one process is an error in all of them, so an [`Error`] gets repeated: it is cheap to clone, a failed
+//! group returns the same first cause from every later call, and its text travels to the other ranks. Programs branch
+//! on the [`ErrorKind`]; people read the message, which says what happened, where, and what to do.
 
 use std::any::Any;
 use std::fmt;
@@ -11,28 +10,27 @@ use std::sync::Arc;
 
 use crate::rank::Rank;
 
-/// What went wrong, for code that has to branch on it.
+/// Kind of an error, for programs that branch on it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The caller's input is wrong: an environment variable, a flag, an argument. Nothing was started.
     Config,
-    /// A wait reached its deadline although nobody is known to be dead.
+    /// A wait reached its deadline, and no peer is known to be dead.
     Timeout,
-    /// A peer's process died, was stopped, or its network is gone; the payload is that peer.
+    /// The process of a peer died or was stopped, or its network is gone; the payload is that peer.
     PeerLost(Rank),
-    /// A peer met an error of its own, which the message repeats; the payload is that peer.
+    /// A peer failed with an error of its own, which the message repeats; the payload is that peer.
     PeerFailed(Rank),
-    /// A peer has left the group in good order and will take part in nothing more; the payload is that peer.
+    /// A peer has left the group without an error and takes part in nothing more; the payload is that peer.
     PeerFinished(Rank),
-    /// Ranks disagree on what to do: another operation, element count, dtype or set of parameters.
+    /// Ranks disagree on what to do: on the operation, element count, dtype or set of parameters.
     Mismatch,
     /// Ranks agree on what to do, but values that must be equal on all of them are not.
     Diverged,
     /// This process aborted the group by request.
     Aborted,
-    /// Code that the user's program brought along (a data set, a batcher, a training step, a metric) panicked or
-    /// broke its contract.
+    /// Code of the user's program (a data set, a batcher, a training step, a metric) panicked or broke its contract.
     Program,
     /// A socket, file or process call failed.
     Io,
@@ -42,7 +40,7 @@ pub enum ErrorKind {
     Exit(i32),
 }
 
-/// An error of any floor. See the [module documentation](self).
+/// An error of any module. See the [module documentation](self).
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -75,22 +73,22 @@ impl Error {
         Self::new(ErrorKind::Config, message)
     }
 
-    /// A failed system call ([`ErrorKind::Io`]); `message` says what was being done.
+    /// A failed system call ([`ErrorKind::Io`]); `message` names the attempt.
     pub fn io(message: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Self::with_source(ErrorKind::Io, message, source.into())
     }
 
-    /// A panic of the user's code ([`ErrorKind::Program`]), with its message; `what` says whose code it was.
+    /// A panic of the user's code ([`ErrorKind::Program`]) with its message; `what` names the code.
     pub fn panicked(what: impl fmt::Display, payload: &(dyn Any + Send)) -> Self {
         Self::new(ErrorKind::Program, format!("{what} panicked: {}", one_line(panic_text(payload))))
     }
 
-    /// What went wrong.
+    /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The same error with `context` in front of its message, for floors that know more than the one below.
+    /// The same error with `context` in front of its message.
     pub fn context(&self, context: impl fmt::Display) -> Self {
         Self(Arc::new(Inner {
             kind: self.0.kind,
@@ -99,7 +97,7 @@ impl Error {
         }))
     }
 
-    /// The exit code a program should leave with: 2 for wrong input, a launched program's own code, else 1.
+    /// Exit code of a program that ends with this error: 2 for wrong input, a launched program's own code, else 1.
     pub fn exit_code(&self) -> i32 {
         match self.0.kind {
             ErrorKind::Config => 2,
@@ -115,7 +113,7 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-/// The lines of `text` as one: messages of Burn's checks have many, and an error is a line.
+/// The lines of `text` joined to one, because an error is one line and panics of Burn have many.
 pub fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
@@ -136,8 +134,8 @@ impl fmt::Debug for Error {
     }
 }
 
-// `source()` stays empty on purpose: the source's text is already part of the one line that `Display` prints,
-// and reporters that walk the chain would print it twice.
+// `source()` stays empty: `Display` already prints the source's text, and reporters that walk the chain would print it
+// twice.
 impl std::error::Error for Error {}
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! How long a group waits, and through which network.
+//! Limits of a group's waits, and the network and memory that it uses.
 //!
-//! "Slow" and "dead" have separate limits: a living peer that prepares its data for ten minutes is waited for,
+//! "Slow" and "dead" have separate limits: a group waits for a living peer that prepares its data for ten minutes, but
 //! a peer whose process is gone is an error within seconds.
 
 use std::time::Duration;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use derive_new::new;
 use serde::{Deserialize, Serialize};
 
+use crate::environment::process_environment;
 use crate::error::{Error, Result};
-use crate::rank::readable;
 
-/// What moves tensors between ranks.
+/// Library that moves tensors between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommunicatorKind {
-    /// The fastest that all ranks have: NCCL where the group was made for it, else host memory.
+    /// The fastest one that all ranks have: NCCL where the group was made for it, else host memory.
     #[default]
     Auto,
     /// NCCL, or an error that says what is missing.
@@ -23,10 +23,10 @@ pub enum CommunicatorKind {
     Host,
 }
 
-/// How bytes travel between ranks in host memory.
+/// Way of bytes between ranks that communicate through host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TransportKind {
-    /// Shared memory between ranks of one host where it can be had, TCP between all others.
+    /// Shared memory between ranks of one host where it is available, TCP between all others.
     #[default]
     Auto,
     /// Shared memory between all ranks that have the same host name, or an error that says why not; TCP between hosts.
@@ -35,6 +35,19 @@ pub enum TransportKind {
     Tcp,
 }
 
+/// Variables that [`GroupOptions`] reads.
+const VARIABLES: [&str; 9] = [
+    "BURN_DDP_TIMEOUT",
+    "BURN_DDP_PEER_TIMEOUT",
+    "BURN_DDP_RENDEZVOUS_TIMEOUT",
+    "BURN_DDP_IFACE",
+    "BURN_DDP_COMM",
+    "BURN_DDP_TRANSPORT",
+    "BURN_DDP_SHM_BYTES",
+    "BURN_DDP_HOST",
+    "BURN_DDP_CONNECT_ALONE",
+];
+
 /// Limits and addresses of a process group.
 #[derive(Clone, Debug, PartialEq, new)]
 #[non_exhaustive]
@@ -42,34 +55,34 @@ pub struct GroupOptions {
     /// Longest wait of one collective for living peers (`BURN_DDP_TIMEOUT`, seconds; 30 minutes).
     #[new(value = "Duration::from_secs(30 * 60)")]
     pub timeout: Duration,
-    /// Longest silence of a peer before it counts as lost (`BURN_DDP_PEER_TIMEOUT`, seconds; 30). A process
-    /// that is busy in its own code is not silent: its heartbeat has a thread of its own.
+    /// Longest silence of a peer before it counts as lost (`BURN_DDP_PEER_TIMEOUT`, seconds; 30). A process that is
+    /// busy in its own code is not silent, because its heartbeats have a thread of their own.
     #[new(value = "Duration::from_secs(30)")]
     pub peer_timeout: Duration,
     /// Longest wait for all ranks to appear at start-up (`BURN_DDP_RENDEZVOUS_TIMEOUT`, seconds; 5 minutes).
     #[new(value = "Duration::from_secs(300)")]
     pub rendezvous_timeout: Duration,
-    /// Interface or address to listen on and to give to peers (`BURN_DDP_IFACE`); without it the address from
-    /// which rank 0 is reached.
+    /// Interface or address to listen on and to advertise to peers (`BURN_DDP_IFACE`); by default the address from
+    /// which this process reaches rank 0.
     #[new(default)]
     pub interface: Option<String>,
-    /// What moves tensors (`BURN_DDP_COMM`: `auto`, `nccl` or `host`; auto).
+    /// Library that moves tensors (`BURN_DDP_COMM`: `auto`, `nccl` or `host`; auto).
     #[new(default)]
     pub communicator: CommunicatorKind,
-    /// How bytes travel between ranks in host memory (`BURN_DDP_TRANSPORT`: `auto`, `shm` or `tcp`; auto).
+    /// Way of bytes between ranks in host memory (`BURN_DDP_TRANSPORT`: `auto`, `shm` or `tcp`; auto).
     #[new(default)]
     pub transport: TransportKind,
-    /// Most bytes of shared memory that the ranks of a host may reserve together for this group (`BURN_DDP_SHM_BYTES`; no
-    /// limit). A group of two takes 2134016, one of eight 8.2 MiB, none more than 10 MiB up to 64 ranks; with less all
-    /// its ranks of this host talk over TCP.
+    /// Most bytes of shared memory that the ranks of a host may reserve together for this group (`BURN_DDP_SHM_BYTES`;
+    /// no limit). A group of two takes 2134016, one of eight 8.2 MiB, none more than 10 MiB up to 64 ranks. With a
+    /// smaller limit all ranks of this host communicate over TCP.
     #[new(default)]
     pub shared_memory: Option<usize>,
-    /// The host that this rank takes itself to be on (`BURN_DDP_HOST`; the host's name). Ranks that give different names
-    /// share no memory, whatever they could do.
+    /// Name of this rank's host (`BURN_DDP_HOST`; the name that the system gives). Ranks with different names share no
+    /// memory.
     #[new(default)]
     pub host: Option<String>,
-    /// Connects a world of one as well, so that its collectives take the way they take among several ranks
-    /// (`BURN_DDP_CONNECT_ALONE`, 1 or 0; 0): to measure what that way costs.
+    /// Runs the collectives of a world of one as those of several ranks (`BURN_DDP_CONNECT_ALONE`, 1 or 0; 0), to
+    /// measure their cost.
     #[new(default)]
     pub connect_alone: bool,
 }
@@ -81,23 +94,15 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
-    /// The defaults, changed by what the process environment says.
+    /// The defaults, changed by the process environment; see [`GroupOptions::from_lookup`].
+    ///
+    /// # Errors
+    /// Those of [`GroupOptions::from_lookup`], and `Config` naming a variable whose value is not UTF-8.
     pub fn from_env() -> Result<Self> {
-        readable(&[
-            "BURN_DDP_TIMEOUT",
-            "BURN_DDP_PEER_TIMEOUT",
-            "BURN_DDP_RENDEZVOUS_TIMEOUT",
-            "BURN_DDP_IFACE",
-            "BURN_DDP_COMM",
-            "BURN_DDP_TRANSPORT",
-            "BURN_DDP_SHM_BYTES",
-            "BURN_DDP_HOST",
-            "BURN_DDP_CONNECT_ALONE",
-        ])?;
-        Self::from_lookup(|name| std::env::var(name).ok())
+        Self::from_lookup(process_environment(&VARIABLES)?)
     }
 
-    /// The defaults, changed by what `lookup` says.
+    /// The defaults, changed by the variables that `lookup` finds.
     ///
     /// # Errors
     /// [`ErrorKind::Config`](crate::error::ErrorKind::Config) naming variable and value when a number of
@@ -159,22 +164,22 @@ impl GroupOptions {
         })
     }
 
-    /// The same with another limit for one collective.
+    /// The same with another [`timeout`](Self::timeout).
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// The same with another limit for a peer's silence.
+    /// The same with another [`peer_timeout`](Self::peer_timeout).
     pub fn with_peer_timeout(self, peer_timeout: Duration) -> Self {
         Self { peer_timeout, ..self }
     }
 
-    /// The same with another way for bytes to travel.
+    /// The same with another [`transport`](Self::transport).
     pub fn with_transport(self, transport: TransportKind) -> Self {
         Self { transport, ..self }
     }
 
-    /// The same with another limit for start-up.
+    /// The same with another [`rendezvous_timeout`](Self::rendezvous_timeout).
     pub fn with_rendezvous_timeout(self, rendezvous_timeout: Duration) -> Self {
         Self { rendezvous_timeout, ..self }
     }

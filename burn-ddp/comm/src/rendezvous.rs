@@ -1,46 +1,76 @@
-//! How ranks find each other: everybody publishes one record and gets the records of all.
+//! Rendezvous: each rank publishes a record of itself in the store and gets the records of all.
 //!
-//! All ranks wait on one key, `complete`, which the last to arrive sets. So an error found by one rank (a rank
-//! taken twice, another world size) is published under the same key and reaches the others at once, where a
-//! wait for each peer's own key would run into its deadline.
+//! ```text
+//!   1  add 1 to claimed/RANK             more than 1: two processes claim this rank        ──┐
+//!   2  set record/RANK                                                                       │ set complete to
+//!   3  add 1, and the own world size     the sum shows that the ranks have other world sizes ┤ Refused
+//!      in the upper half, to arrived     all have arrived: set complete to All(records)      │
+//!   4  get complete: the records of all ranks, or the error ───────────────────<─────────────┘
+//! ```
+//!
+//! All ranks wait for one key, so the error that one rank finds reaches the others at once. If each waited for the
+//! record of every peer, they would run into their deadlines.
 
-use std::net::{IpAddr, TcpListener};
+use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use if_addrs::Interface;
+use derive_new::new;
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::{Deadline, seconds};
 use crate::error::{Error, ErrorKind, Result};
+use crate::net::codec;
 use crate::rank::Rank;
 use crate::store::Store;
-use crate::transport::PeerInfo;
 
 const COMPLETE: &str = "complete";
 const ARRIVED: &str = "arrived";
-/// So many world sizes of this limit can be added up in the upper half of a counter.
+/// Largest world size; so many of them can be added up in the upper half of a counter.
 const WORLD_LIMIT: usize = 1 << 15;
-/// Ranks listed in a message before the rest is only counted.
+/// Most ranks that a message lists; it counts the rest.
 const LISTED: usize = 16;
 
-/// What `complete` holds.
+/// Name of all values in the store in errors.
+const RECORD: &str = "a rendezvous record in the store";
+
+/// One rank as its peers see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, new)]
+pub struct PeerInfo {
+    /// Its position in the group.
+    pub rank: Rank,
+    /// Name of its host.
+    #[new(into)]
+    pub host: String,
+    /// Its process id on that host.
+    pub pid: u32,
+    /// Address at which it accepts connections of its peers.
+    pub address: SocketAddr,
+}
+
+impl fmt::Display for PeerInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {} on host {})", self.rank, self.pid, self.host)
+    }
+}
+
+/// Value of the key `complete`.
 #[derive(Serialize, Deserialize)]
-enum Outcome {
-    /// The records of all ranks, in the order of their ranks.
+enum Completion {
+    /// The records of all ranks, in rank order.
     All(Vec<PeerInfo>),
-    /// What is wrong with the group.
+    /// The error of all ranks.
     Refused(String),
 }
 
-/// Publishes `me` and returns the records of all `world_size` ranks, in their order, once all have come, which
-/// they have to by `deadline`.
+/// Publishes `me`, waits until all `world_size` ranks have arrived, at most until `deadline`, and returns their records
+/// in rank order.
 ///
-/// The keys are used once: give every exchange over one store a
-/// [`PrefixStore`](crate::store::PrefixStore) of its own.
+/// The keys are used once: give every exchange a [`PrefixStore`](crate::store::PrefixStore) of its own.
 ///
 /// # Errors
-/// `Config` on every rank when a rank is taken twice or the world sizes differ; `Timeout` naming the ranks that
-/// have not come, and the errors of the store.
+/// `Config` on every rank when a rank is claimed twice or the world sizes differ; `Timeout` naming the ranks that have
+/// not arrived, and the errors of the store.
 pub fn exchange(
     store: &dyn Store,
     me: &PeerInfo,
@@ -54,32 +84,35 @@ pub fn exchange(
         )));
     }
     if let Some(problem) = arrive(store, me, world_size, deadline)? {
-        store.set(COMPLETE, &encode(&Outcome::Refused(problem))?)?;
+        store.set(COMPLETE, &codec::encode(RECORD, &Completion::Refused(problem))?)?;
     }
     let bytes = match store.get(COMPLETE, deadline.remaining()) {
         Err(error) if error.kind() == ErrorKind::Timeout => {
-            return Err(absence(store, world_size, deadline.limit()).unwrap_or(error));
+            return Err(missing_ranks(store, world_size, deadline.limit()).unwrap_or(error));
         }
         other => other?,
     };
-    match decode(&bytes)? {
-        Outcome::All(peers) => Ok(peers),
-        Outcome::Refused(problem) => Err(Error::config(problem)),
+    match codec::decode(RECORD, &bytes)? {
+        Completion::All(peers) => Ok(peers),
+        Completion::Refused(problem) => Err(Error::config(problem)),
     }
 }
 
-/// Ends an exchange for all who still wait in it: `me` cannot take part, because of `error`.
-pub fn refuse(store: &dyn Store, me: Rank, error: &Error) -> Result<()> {
-    store.set(COMPLETE, &encode(&Outcome::Refused(format!("{me} failed: {error}")))?)
+/// Fails the exchange of all other ranks: `me` cannot take part, because of `error`.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn refuse(store: &dyn Store, me: Rank, error: &Error) -> Result<()> {
+    store.set(COMPLETE, &codec::encode(RECORD, &Completion::Refused(format!("{me} failed: {error}")))?)
 }
 
-/// Publishes `me`, and all records if it is the last. Returns what is wrong with the group, if anything is.
+/// Publishes `me`, and all records if it is the last to arrive. Returns the error of the group, if it finds one.
 fn arrive(store: &dyn Store, me: &PeerInfo, world_size: usize, deadline: Deadline) -> Result<Option<String>> {
     if store.add(&format!("claimed/{}", me.rank.0), 1)? > 1 {
-        // The first of the two may be about to publish itself; without its name the message is still true.
+        // The first of the two may be about to publish its record; without it the message is only less precise.
         let wait = deadline.remaining().min(Duration::from_secs(1));
         let first = match store.get(&record_key(me.rank), wait) {
-            Ok(bytes) => decode::<PeerInfo>(&bytes)?.to_string(),
+            Ok(bytes) => codec::decode::<PeerInfo>(RECORD, &bytes)?.to_string(),
             Err(error) if error.kind() == ErrorKind::Timeout => "another process".into(),
             Err(error) => return Err(error),
         };
@@ -88,9 +121,9 @@ fn arrive(store: &dyn Store, me: &PeerInfo, world_size: usize, deadline: Deadlin
             me.rank
         )));
     }
-    store.set(&record_key(me.rank), &encode(me)?)?;
-    // Arrivals and the sum of their world sizes are one counter, so that the first rank with another size
-    // than those before it is found by itself, in whatever order they come.
+    store.set(&record_key(me.rank), &codec::encode(RECORD, me)?)?;
+    // Arrivals and the sum of their world sizes are one counter, so that the first rank whose size differs from those
+    // before it finds the difference, in any order of arrival.
     let total = store.add(ARRIVED, ((world_size as i64) << 32) + 1)?;
     let (arrived, sum) = (total & 0xFFFF_FFFF, total >> 32);
     if sum != arrived * world_size as i64 {
@@ -101,13 +134,13 @@ fn arrive(store: &dyn Store, me: &PeerInfo, world_size: usize, deadline: Deadlin
     }
     if arrived == world_size as i64 {
         let records = (0..world_size).map(|rank| record(store, Rank(rank))).collect::<Result<Vec<_>>>()?;
-        store.set(COMPLETE, &encode(&Outcome::All(records))?)?;
+        store.set(COMPLETE, &codec::encode(RECORD, &Completion::All(records))?)?;
     }
     Ok(None)
 }
 
-/// The error for a wait that has ended, naming who is missing; `None` if the store does not tell.
-fn absence(store: &dyn Store, world_size: usize, limit: Duration) -> Option<Error> {
+/// The error of a wait that timed out, which names the missing ranks; `None` if the store fails.
+fn missing_ranks(store: &dyn Store, world_size: usize, limit: Duration) -> Option<Error> {
     let (mut present, mut missing) = (Vec::new(), Vec::new());
     for rank in (0..world_size).map(Rank) {
         match record(store, rank) {
@@ -119,12 +152,12 @@ fn absence(store: &dyn Store, world_size: usize, limit: Duration) -> Option<Erro
     let missing = if missing.is_empty() {
         "no rank, but the last to arrive did not finish".into()
     } else {
-        listed(&missing)
+        list_of(&missing)
     };
     let mut text = format!(
         "waited {} s; missing: {missing} of {world_size}; present: {}",
         seconds(limit),
-        listed(&present)
+        list_of(&present)
     );
     for remark in store.remarks() {
         text.push_str("; ");
@@ -133,7 +166,7 @@ fn absence(store: &dyn Store, world_size: usize, limit: Duration) -> Option<Erro
     Some(Error::new(ErrorKind::Timeout, text))
 }
 
-fn listed(names: &[String]) -> String {
+fn list_of(names: &[String]) -> String {
     let shown = names[..names.len().min(LISTED)].join(", ");
     match names.len().saturating_sub(LISTED) {
         0 => shown,
@@ -146,72 +179,7 @@ fn record_key(rank: Rank) -> String {
 }
 
 fn record(store: &dyn Store, rank: Rank) -> Result<PeerInfo> {
-    decode(&store.get(&record_key(rank), Duration::ZERO)?)
-}
-
-fn encode(value: &impl Serialize) -> Result<Vec<u8>> {
-    postcard::to_stdvec(value)
-        .map_err(|error| Error::config(format!("cannot encode a rendezvous record: {error}")))
-}
-
-fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T> {
-    postcard::from_bytes(bytes).map_err(|error| {
-        Error::new(
-            ErrorKind::Mismatch,
-            format!("the store holds a rendezvous record of another form ({error}): all ranks must run the same build"),
-        )
-    })
-}
-
-/// The address to advertise to peers and to listen on: `seen`, the local end of the connection to the store,
-/// unless BURN_DDP_IFACE made a `choice`, which is the name of an interface or an address of this host.
-///
-/// # Errors
-/// `Config` naming the interfaces of this host when the choice is none of them, or when there is no choice and
-/// `seen` is a link-local address, which means nothing to peers.
-pub fn local_address(choice: Option<&str>, seen: IpAddr) -> Result<IpAddr> {
-    let seen = seen.to_canonical();
-    let Some(choice) = choice.map(str::trim) else {
-        // Only this host knows through which of its interfaces.
-        if matches!(seen, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
-            return Err(Error::config(format!(
-                "MASTER_ADDR leads through {seen}, an address that peers cannot use (it is link-local): set \
-                 BURN_DDP_IFACE to an interface with another address, or MASTER_ADDR to another address"
-            )));
-        }
-        return Ok(seen);
-    };
-    let interfaces = if_addrs::get_if_addrs().map_err(|error| {
-        Error::io(format!("cannot list the interfaces for BURN_DDP_IFACE={choice}"), error)
-    })?;
-    if let Ok(address) = choice.parse::<IpAddr>() {
-        // Whether an address is ours is not in the list: all of 127.0.0.0/8 is, with one entry.
-        return match TcpListener::bind((address, 0)) {
-            Ok(_) => Ok(address),
-            Err(error) => {
-                Err(no_such(choice, &format!("not an address of this host ({error})"), &interfaces))
-            }
-        };
-    }
-    let mut found: Vec<IpAddr> = interfaces
-        .iter()
-        .filter(|interface| interface.name == choice)
-        // A link-local address means nothing without the interface, which no peer can know.
-        .filter(|interface| !interface.is_link_local())
-        .map(Interface::ip)
-        .collect();
-    // The family of the store's connection is known to work.
-    found.sort_by_key(|ip| (ip.is_ipv4() != seen.is_ipv4(), ip.is_ipv6()));
-    found.first().copied().ok_or_else(|| no_such(choice, "no interface with an address", &interfaces))
-}
-
-fn no_such(choice: &str, problem: &str, interfaces: &[Interface]) -> Error {
-    let found: Vec<String> =
-        interfaces.iter().map(|interface| format!("{} {}", interface.name, interface.ip())).collect();
-    Error::config(format!(
-        "BURN_DDP_IFACE={choice}: {problem}; this host has {}",
-        if found.is_empty() { "no interface".into() } else { found.join(", ") }
-    ))
+    codec::decode(RECORD, &store.get(&record_key(rank), Duration::ZERO)?)
 }
 
 #[cfg(test)]
@@ -328,25 +296,5 @@ mod tests {
     #[test]
     fn a_rank_outside_of_its_world_is_refused() {
         all_refused_at_once(&[(2, 2)], &["rank 2", "world of 2"]);
-    }
-
-    #[test]
-    fn the_address_is_seen_or_chosen() {
-        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        assert_eq!(local_address(None, ip("10.1.2.3")).unwrap(), ip("10.1.2.3"));
-        assert_eq!(local_address(None, ip("::ffff:10.1.2.3")).unwrap(), ip("10.1.2.3"));
-        assert_eq!(local_address(Some("127.0.0.2"), ip("10.1.2.3")).unwrap(), ip("127.0.0.2"));
-        let error = local_address(None, ip("fe80::1")).expect_err("of one link only");
-        assert!(error.to_string().contains("BURN_DDP_IFACE"), "{error}");
-        let interfaces = if_addrs::get_if_addrs().unwrap();
-        let lo = interfaces.iter().find(|interface| interface.ip() == ip("127.0.0.1")).unwrap();
-        assert_eq!(local_address(Some(&lo.name), ip("10.1.2.3")).unwrap(), ip("127.0.0.1"));
-        for choice in ["nosuch0", "192.0.2.1", ""] {
-            let error = local_address(Some(choice), ip("10.1.2.3")).expect_err("not of this host");
-            assert_eq!(error.kind(), ErrorKind::Config);
-            for word in [format!("BURN_DDP_IFACE={choice}"), format!("{} 127.0.0.1", lo.name)] {
-                assert!(error.to_string().contains(&word), "{error} lacks {word}");
-            }
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! What a replica does besides reducing.
 
+use burn_ddp_comm::net::host::memory;
 use derive_new::new;
 
 use crate::bucket::check_bucket_bytes;
@@ -128,16 +129,8 @@ impl ReplicaOptions {
         if self.buckets_in_flight == 0 {
             return Err(Error::config("buckets_in_flight is 0: give 1 or more, or leave it out"));
         }
-        self.bucket_bytes.map_or(Ok(()), |bytes| check_bucket_bytes(bytes, memory_bytes()))
+        self.bucket_bytes.map_or(Ok(()), |bytes| check_bucket_bytes(bytes, memory().total))
     }
-}
-
-/// Memory of this machine, where the system says it (Linux).
-fn memory_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
 }
 
 #[cfg(test)]
@@ -149,7 +142,7 @@ mod tests {
         let text = |options: ReplicaOptions| options.check().expect_err("refused").to_string();
         assert!(text(ReplicaOptions::new().with_bucket_bytes(0)).contains("bucket_bytes is 0"));
         assert!(text(ReplicaOptions::new().with_buckets_in_flight(0)).contains("buckets_in_flight is 0"));
-        if let Some(memory) = memory_bytes() {
+        if let Some(memory) = memory().total {
             let above = usize::try_from(memory).expect("a size") + 1;
             assert!(text(ReplicaOptions::new().with_bucket_bytes(above)).contains(&above.to_string()));
         }

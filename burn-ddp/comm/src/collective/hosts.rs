@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Collectives;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::net::host;
 use crate::options::TransportKind;
 use crate::rank::Rank;
 use crate::transport::Liveness;
@@ -78,7 +79,7 @@ impl Collectives {
                 required: sharing.transport == TransportKind::Shm,
                 host: sharing.host.clone(),
                 offer: door.as_ref().map(|door| door.offer().clone()),
-                cores: cores(),
+                cores: host::cores(),
                 quota: std::thread::available_parallelism().map_or(1, usize::from),
                 limit: sharing.limit,
                 trouble,
@@ -245,17 +246,6 @@ fn shared_cores(host: &[Rank], all: &[Introduction]) -> usize {
     let quota = |rank: &Rank| all[rank.0].quota.max(1);
     let limited = host.iter().filter(|rank| quota(rank) < all[rank.0].cores.len()).map(quota).min();
     limited.unwrap_or(usize::MAX).min(cores.len()).max(1)
-}
-
-#[cfg(target_os = "linux")]
-fn cores() -> Vec<u32> {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
-    (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).map(|core| core as u32).collect()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn cores() -> Vec<u32> {
-    vec![0]
 }
 
 fn describe(hosts: &[Vec<Rank>]) -> String {

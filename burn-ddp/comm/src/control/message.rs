@@ -1,38 +1,40 @@
-//! What ranks say to each other on the control channel: one byte of kind, four of length, the rest.
+//! The messages of the control channel: one byte of kind, four of length, then the body.
 
 use crate::error::{Error, ErrorKind};
 use crate::rank::Rank;
 
-/// Longest text of a cause that travels; a longer one is cut.
+/// Longest text of a cause; a longer one is cut.
 const LONGEST_TEXT: usize = 16 * 1024;
-const FRONT: usize = 5;
-/// Kind of the cause and the rank it is about.
+/// Bytes of kind and length.
+const HEADER: usize = 5;
+/// Bytes of a cause before its text.
 const CAUSE: usize = 5;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// I live.
+    /// The sender is alive.
     Heartbeat,
     /// The group has ended.
     Abort(Cause),
-    /// I leave in good order.
+    /// The sender leaves the group without an error.
     Goodbye,
-    /// I know that you leave. Nothing follows after this to a peer that has said goodbye.
-    GoodbyeHeard,
+    /// The sender has received the goodbye of the other side. It is the last message to a peer that has said goodbye.
+    GoodbyeAcknowledged,
 }
 
-/// The first cause of a group's end in a form that can be repeated: it keeps naming the rank it is about,
-/// whoever passes it on, so that no chain of "rank 0 failed: rank 1 failed: rank 0 failed" can form.
+/// The first cause of a group's end, as ranks pass it on. It keeps the rank that it is about, so that no chain like
+/// "rank 0 failed: rank 1 failed: rank 0 failed" arises.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cause {
+    /// Set if the rank is lost and not failed.
     lost: bool,
     about: Rank,
     text: String,
 }
 
 impl Cause {
-    /// The cause `error` as `me` tells it to others.
+    /// The cause of `error`, which `me` sends to others.
     pub fn new(me: Rank, error: &Error) -> Self {
         let (lost, about, mut text) = match error.kind() {
             ErrorKind::PeerLost(peer) => (true, peer, error.to_string()),
@@ -43,12 +45,12 @@ impl Cause {
         Self { lost, about, text }
     }
 
-    /// The error of rank `me`, which was told this by `teller`.
-    pub fn into_error(self, me: Rank, teller: Rank) -> Error {
+    /// The error of rank `me`, which has received this cause from `sender`.
+    pub fn into_error(self, me: Rank, sender: Rank) -> Error {
         let Self { lost, about, text } = self;
-        // A rank that lives is not lost to itself; what happened is that somebody else gave it up.
+        // A living rank is not lost to itself: the sender has given it up, and has failed for that reason.
         if about == me {
-            return Error::new(ErrorKind::PeerFailed(teller), format!("{teller} failed: {text}"));
+            return Error::new(ErrorKind::PeerFailed(sender), format!("{sender} failed: {text}"));
         }
         let kind = if lost { ErrorKind::PeerLost(about) } else { ErrorKind::PeerFailed(about) };
         Error::new(kind, text)
@@ -62,7 +64,7 @@ impl Message {
             Message::Heartbeat => (1, 0),
             Message::Abort(cause) => (2, CAUSE + cause.text.len()),
             Message::Goodbye => (3, 0),
-            Message::GoodbyeHeard => (4, 0),
+            Message::GoodbyeAcknowledged => (4, 0),
         };
         out.push(kind);
         out.extend_from_slice(&(length as u32).to_le_bytes());
@@ -73,9 +75,12 @@ impl Message {
         }
     }
 
-    /// Takes the first message off `bytes`, if all of it is there. `Err` when it is none of this protocol.
+    /// Takes the first message off `bytes`, if it is complete.
+    ///
+    /// # Errors
+    /// `Err` when the bytes are no message of this protocol.
     pub fn take(bytes: &mut Vec<u8>) -> Result<Option<Message>, ()> {
-        let Some((&[kind, ref length @ ..], rest)) = bytes.split_first_chunk::<FRONT>() else {
+        let Some((&[kind, ref length @ ..], rest)) = bytes.split_first_chunk::<HEADER>() else {
             return Ok(None);
         };
         let length = u32::from_le_bytes(*length) as usize;
@@ -88,10 +93,10 @@ impl Message {
             1 => Message::Heartbeat,
             2 => Message::Abort(cause(body)?),
             3 => Message::Goodbye,
-            4 => Message::GoodbyeHeard,
+            4 => Message::GoodbyeAcknowledged,
             _ => return Err(()),
         };
-        bytes.drain(..FRONT + length);
+        bytes.drain(..HEADER + length);
         Ok(Some(message))
     }
 }
@@ -118,14 +123,15 @@ mod tests {
         assert!(bytes.is_empty());
     }
 
-    fn told(error: &Error, teller: Rank, me: Rank) -> Error {
-        Cause::new(teller, error).into_error(me, teller)
+    fn received(error: &Error, sender: Rank, me: Rank) -> Error {
+        Cause::new(sender, error).into_error(me, sender)
     }
 
     #[test]
     fn messages_arrive_as_they_left() {
         let error = Error::new(ErrorKind::Mismatch, "größer");
-        for message in [Message::Goodbye, Message::GoodbyeHeard, Message::Abort(Cause::new(Rank(3), &error))]
+        for message in
+            [Message::Goodbye, Message::GoodbyeAcknowledged, Message::Abort(Cause::new(Rank(3), &error))]
         {
             round_trip(message);
         }
@@ -148,15 +154,15 @@ mod tests {
 
     #[test]
     fn the_origin_stays_however_often_it_is_told() {
-        let first = told(&Error::new(ErrorKind::Mismatch, "x"), Rank(1), Rank(0));
-        let second = told(&first, Rank(0), Rank(2));
+        let first = received(&Error::new(ErrorKind::Mismatch, "x"), Rank(1), Rank(0));
+        let second = received(&first, Rank(0), Rank(2));
         for error in [first, second] {
             assert_eq!(error.kind(), ErrorKind::PeerFailed(Rank(1)));
             assert_eq!(error.to_string(), "rank 1 failed: x");
         }
         let lost = Error::new(ErrorKind::PeerLost(Rank(2)), "rank 2 is lost");
-        assert_eq!(told(&lost, Rank(1), Rank(0)).kind(), ErrorKind::PeerLost(Rank(2)));
-        let given_up = told(&lost, Rank(1), Rank(2));
+        assert_eq!(received(&lost, Rank(1), Rank(0)).kind(), ErrorKind::PeerLost(Rank(2)));
+        let given_up = received(&lost, Rank(1), Rank(2));
         assert_eq!(given_up.kind(), ErrorKind::PeerFailed(Rank(1)));
         assert_eq!(given_up.to_string(), "rank 1 failed: rank 2 is lost");
     }

@@ -1,4 +1,4 @@
-//! The thread behind the control channel.
+//! The monitor thread of the control channel: one loop over the connections with all peers.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -6,49 +6,46 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::Shared;
-use super::link::{End, Link};
+use super::heartbeat::HeartbeatSchedule;
 use super::message::{Cause, Message};
-use super::pulse::Pulse;
+use super::peer_connection::{End, PeerConnection};
+use super::signals::Signals;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::net::poll::wait;
 use crate::rank::Rank;
-use crate::transport::poll::wait;
 use crate::transport::{Liveness, PeerState};
 
 pub(super) struct Monitor {
     me: Rank,
     liveness: Liveness,
-    shared: Arc<Shared>,
-    links: Vec<Link>,
-    pulse: Pulse,
-    told: bool,
-    leave: Option<Deadline>,
+    signals: Arc<Signals>,
+    connections: Vec<PeerConnection>,
+    schedule: HeartbeatSchedule,
+    /// The cause of the group's end was queued for all peers.
+    cause_queued: bool,
+    /// Set when this rank leaves the group: the latest end of this thread.
+    leave_by: Option<Deadline>,
 }
 
 impl Monitor {
+    /// A monitor of `streams`, which are indexed by rank and do not block.
     pub fn new(
         me: Rank,
         streams: Vec<Option<TcpStream>>,
         liveness: Liveness,
-        shared: Arc<Shared>,
+        signals: Arc<Signals>,
         timeout: Duration,
-    ) -> Result<Self> {
+    ) -> Self {
         let now = Instant::now();
-        let mut links = Vec::with_capacity(streams.len());
-        for (rank, stream) in streams.into_iter().enumerate() {
-            let Some(stream) = stream else { continue };
-            stream
-                .set_nonblocking(true)
-                .and_then(|()| stream.set_nodelay(true))
-                .map_err(|error| Error::io("cannot set the options of a control connection", error))?;
-            links.push(Link::new(Rank(rank), stream, now));
-        }
-        let pulse = Pulse::new(timeout, now);
-        Ok(Self { me, liveness, shared, links, pulse, told: false, leave: None })
+        let connect =
+            |(rank, stream): (usize, Option<TcpStream>)| Some(PeerConnection::new(Rank(rank), stream?, now));
+        let connections = streams.into_iter().enumerate().filter_map(connect).collect();
+        let schedule = HeartbeatSchedule::new(timeout, now);
+        Self { me, liveness, signals, connections, schedule, cause_queued: false, leave_by: None }
     }
 
-    /// Runs until the owner of the channel has left the group.
+    /// Runs until this rank has left the group.
     pub fn run(mut self) {
         while !self.may_leave() {
             let ready = match self.wait() {
@@ -59,92 +56,95 @@ impl Monitor {
                 }
             };
             self.read(&ready);
-            self.beat();
-            self.follow_orders();
-            self.links.iter_mut().for_each(Link::flush);
-            if self.told {
-                self.shared.set_told();
+            self.send_heartbeats();
+            self.queue_cause_or_goodbye();
+            self.connections.iter_mut().for_each(PeerConnection::flush);
+            if self.cause_queued {
+                self.signals.set_cause_sent();
             }
         }
-        self.links.iter_mut().for_each(Link::close);
+        self.connections.iter_mut().for_each(PeerConnection::close);
     }
 
-    /// Waits for something to do; which links have something to read.
+    /// Waits until there is something to do; returns which connections can be read.
     fn wait(&self) -> Result<Vec<bool>> {
-        let mut limit = self.pulse.until(Instant::now());
-        if let Some(leave) = self.leave {
-            limit = limit.min(leave.remaining());
+        let mut limit = self.schedule.until(Instant::now());
+        if let Some(deadline) = self.leave_by {
+            limit = limit.min(deadline.remaining());
         }
-        let mut fds = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
-        fds.extend(self.links.iter().filter_map(|link| {
-            let mail = if link.has_mail() { PollFlags::OUT } else { PollFlags::empty() };
-            Some(PollFd::new(link.stream()?, PollFlags::IN | mail))
+        let mut fds = vec![PollFd::new(&self.signals.waker, PollFlags::IN)];
+        fds.extend(self.connections.iter().filter_map(|connection| {
+            let write = if connection.has_output() { PollFlags::OUT } else { PollFlags::empty() };
+            Some(PollFd::new(connection.stream()?, PollFlags::IN | write))
         }));
         wait(&mut fds, limit)?;
         if !fds[0].revents().is_empty() {
-            self.shared.wake.clear();
+            self.signals.waker.clear();
         }
         let mut ready = fds[1..].iter().map(|fd| !fd.revents().is_empty());
-        Ok(self.links.iter().map(|link| link.stream().is_some() && ready.next() == Some(true)).collect())
+        let is_ready =
+            |connection: &PeerConnection| connection.stream().is_some() && ready.next() == Some(true);
+        Ok(self.connections.iter().map(is_ready).collect())
     }
 
     fn read(&mut self, ready: &[bool]) {
-        // Before anybody is judged, all that is there is read, whatever the poll has seen.
-        let all = self.pulse.until(Instant::now()).is_zero();
+        // When heartbeats are due, silent peers are, too. So all connections are read before, whatever the poll has
+        // seen.
+        let all = self.schedule.until(Instant::now()).is_zero();
         let mut ends = Vec::new();
         for (index, ready) in ready.iter().enumerate() {
             if !(all || *ready) {
                 continue;
             }
-            let (messages, end) = self.links[index].read();
-            messages.into_iter().for_each(|message| self.hear(index, message));
+            let (messages, end) = self.connections[index].read();
+            messages.into_iter().for_each(|message| self.handle(index, message));
             ends.extend(end.map(|end| (index, end)));
         }
-        // A peer that left because a third one aborted must not be blamed, so words count before ends.
+        // Messages count before ends, because a peer that has ended after an abort of a third one is not the cause.
         for (index, end) in ends {
-            self.part(index, end);
+            self.handle_end(index, end);
         }
     }
 
-    fn hear(&mut self, index: usize, message: Message) {
-        let peer = self.links[index].peer;
+    fn handle(&mut self, index: usize, message: Message) {
+        let peer = self.connections[index].peer;
         match message {
-            Message::Heartbeat | Message::GoodbyeHeard => {}
+            Message::Heartbeat | Message::GoodbyeAcknowledged => {}
             Message::Abort(cause) => {
                 self.liveness.set_peer(peer, PeerState::Failed(cause.into_error(self.me, peer)));
             }
             Message::Goodbye => {
                 self.liveness.set_peer(peer, PeerState::Finished);
-                self.links[index].post(&Message::GoodbyeHeard);
+                self.connections[index].queue(&Message::GoodbyeAcknowledged);
             }
         }
     }
 
-    fn part(&mut self, index: usize, end: End) {
-        let link = &self.links[index];
-        let peer = link.peer;
+    fn handle_end(&mut self, index: usize, end: End) {
+        let connection = &self.connections[index];
         let reason = match end {
-            End::Closed if link.may_end() => return,
+            End::Closed if connection.peer_may_close() => return,
             End::Closed => "its process ended (connection closed)",
             End::Garbage => "it sends bytes that are no control messages (another version or program)",
         };
-        self.lose(peer, reason);
+        self.set_lost(connection.peer, reason);
     }
 
-    fn lose(&self, peer: Rank, reason: &str) {
+    fn set_lost(&self, peer: Rank, reason: &str) {
         let error = Error::new(ErrorKind::PeerLost(peer), format!("{peer} is lost: {reason}"));
         self.liveness.set_peer(peer, PeerState::Failed(error));
     }
 
-    fn beat(&mut self) {
-        let Some(beat) = self.pulse.beat(Instant::now()) else { return };
+    /// Queues the heartbeats that are due, and finds the peers whose heartbeats do not come.
+    fn send_heartbeats(&mut self) {
+        let Some(heartbeat) = self.schedule.due(Instant::now()) else { return };
         let mut silent = Vec::new();
-        for link in &mut self.links {
-            silent.extend(link.too_silent(&beat).map(|silence| (link.peer, silence)));
-            link.post_heartbeat();
+        for connection in &mut self.connections {
+            silent.extend(connection.too_silent(&heartbeat).map(|silence| (connection.peer, silence)));
+            connection.queue_heartbeat();
         }
         for (peer, silence) in silent {
-            self.lose(
+            self.set_lost(
                 peer,
                 &format!(
                     "no heartbeat for {:.1} s (its process is stopped, its host is down or the network is cut)",
@@ -154,43 +154,43 @@ impl Monitor {
         }
     }
 
-    fn follow_orders(&mut self) {
-        if self.leave.is_none() {
-            self.leave = self.shared.lock().leave;
-        }
+    fn queue_cause_or_goodbye(&mut self) {
+        self.leave_by = self.leave_by.or_else(|| self.signals.leave_by());
         match self.liveness.cause() {
-            // Everyone is told, even of a cause that came from a peer: that peer may have died in the middle of
-            // telling, and this rank's own end must not reach anybody before the reason for it.
-            Some(cause) if !self.told => {
+            // Every peer gets the cause, even one that came from a peer: that peer may have died before it had sent it
+            // to all, and no peer may notice the end of this rank before the cause of it.
+            Some(cause) if !self.cause_queued => {
                 let message = Message::Abort(Cause::new(self.me, &cause));
-                self.links.iter_mut().for_each(|link| link.post(&message));
-                self.told = true;
+                self.connections.iter_mut().for_each(|connection| connection.queue(&message));
+                self.cause_queued = true;
             }
             Some(_) => {}
-            None if self.leave.is_some() => self.links.iter_mut().for_each(Link::post_goodbye),
+            None if self.leave_by.is_some() => {
+                self.connections.iter_mut().for_each(PeerConnection::queue_goodbye);
+            }
             None => {}
         }
     }
 
     fn may_leave(&self) -> bool {
-        let Some(leave) = self.leave else { return false };
-        let settled = if self.told {
-            self.links.iter().all(|link| !link.has_mail())
+        let Some(deadline) = self.leave_by else { return false };
+        let mut connections = self.connections.iter();
+        let complete = if self.cause_queued {
+            connections.all(|connection| !connection.has_output())
         } else {
-            self.links.iter().all(Link::is_parted)
+            connections.all(PeerConnection::goodbye_complete)
         };
-        settled || leave.passed()
+        complete || deadline.passed()
     }
 }
 
 impl Drop for Monitor {
-    // Also on a panic: a rank without this thread can neither prove its life nor hear of others, and nobody
-    // may wait for it.
+    // A panic of this thread ends the group: without it this rank sends no heartbeats and notices no lost peer.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let cause = format!("the control channel of {} panicked", self.me);
             self.liveness.fail(Error::new(ErrorKind::Aborted, cause));
         }
-        self.shared.set_told();
+        self.signals.set_cause_sent();
     }
 }

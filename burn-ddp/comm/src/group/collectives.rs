@@ -3,10 +3,13 @@
 use std::any::Any;
 use std::sync::PoisonError;
 
+use serde::{Serialize, de::DeserializeOwned};
+
 use super::memory::{Memory, Number, Segment, Staged};
 use super::{Group, Work};
 use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
+use crate::net::codec;
 use crate::operation::Operation;
 use crate::rank::Rank;
 
@@ -60,6 +63,15 @@ impl Group {
     /// The first error of the group.
     pub fn all_gather_bytes(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         self.submit(Operation::AllGatherBytes, Ok(staged(bytes)), all_bytes).wait()
+    }
+
+    /// The values of all ranks, in rank order, on every rank; `what` names them in errors.
+    ///
+    /// # Errors
+    /// The first error of the group; `Mismatch` for a value of another form.
+    pub fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, mine: &T) -> Result<Vec<T>> {
+        let all = self.all_gather_bytes(codec::encode(what, mine)?)?;
+        all.iter().map(|bytes| codec::decode(what, bytes)).collect()
     }
 
     /// The bytes of all ranks, in rank order, on rank `root`, and nothing on the others; lengths may differ.

@@ -14,14 +14,15 @@ use std::sync::Arc;
 use crate::collective::{Collectives, Sharing};
 use crate::control::Control;
 use crate::deadline::Deadline;
+use crate::environment::RankInfo;
 use crate::error::{Error, ErrorKind, Result};
+use crate::net::host::host_name;
 use crate::options::GroupOptions;
-use crate::rank::RankInfo;
-use crate::rendezvous;
+use crate::rendezvous::{self, PeerInfo};
 use crate::store::{PrefixStore, Store};
+use crate::transport::Liveness;
 use crate::transport::shm::CallerBusy;
 use crate::transport::tcp::{Listener, TcpTransport};
-use crate::transport::{Liveness, PeerInfo};
 
 /// A rank that is connected to all others.
 pub struct Connection {
@@ -56,8 +57,7 @@ pub fn connect(
     let (addresses, connections) = (stage("address"), stage("connected"));
     let meet = || {
         let listener = Listener::bind(address)?;
-        let host = hostname::get().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
-        let me = PeerInfo::new(rank, host, std::process::id(), listener.address()?);
+        let me = PeerInfo::new(rank, host_name(), std::process::id(), listener.address()?);
         let peers = rendezvous::exchange(&addresses, &me, world_size, deadline)?;
         let scope = format!("{}.{}/{name}", info.run_id, info.restart_count);
         let mesh = listener.connect(rank, &scope, &peers, deadline)?;

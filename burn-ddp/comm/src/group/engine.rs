@@ -12,7 +12,7 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::operation::Operation;
 use crate::options::GroupOptions;
-use crate::rank::RankInfo;
+use crate::environment::RankInfo;
 use crate::transport::Liveness;
 
 /// Moves staged memory between ranks. See the [module documentation](self).

@@ -36,10 +36,12 @@ use crate::control::Control;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::GroupOptions;
-use crate::rank::{Rank, RankInfo};
-use crate::rendezvous;
+use crate::environment::RankInfo;
+use crate::net::address::local_address;
+use crate::rank::Rank;
+use crate::rendezvous::PeerInfo;
 use crate::store::{MemoryStore, PrefixStore, Store, TcpStore};
-use crate::transport::{Liveness, PeerInfo};
+use crate::transport::Liveness;
 
 mod attached;
 mod collectives;
@@ -100,7 +102,7 @@ struct Connected {
 impl Drop for Inner {
     /// Tells the peers why this rank leaves, before its connections close and peers can tell only that it left.
     fn drop(&mut self) {
-        self.connected.iter().for_each(|connected| connected.control.tell_of_panic());
+        self.connected.iter().for_each(|connected| connected.control.abort_if_panicking());
         self.abort_if_broken();
     }
 }
@@ -155,9 +157,9 @@ impl Group {
         }
         let interface = start.options.interface.as_deref();
         // A wrong interface is found before any peer waits for this rank.
-        rendezvous::local_address(interface, Ipv4Addr::LOCALHOST.into())?;
+        local_address(interface, Ipv4Addr::LOCALHOST.into())?;
         let store = TcpStore::from_rank_info(&start.info, start.options.rendezvous_timeout)?;
-        let address = rendezvous::local_address(interface, store.local_addr().ip())?;
+        let address = local_address(interface, store.local_addr().ip())?;
         let run = format!("{}.{}", start.info.run_id, start.info.restart_count);
         start.connect(Arc::new(PrefixStore::new(Arc::new(store), run)), address, deadline, make)
     }

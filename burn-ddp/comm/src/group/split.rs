@@ -5,11 +5,8 @@ use std::sync::atomic::Ordering;
 use super::{Group, HostEngine, MakeEngine, Setup, Start, host_engine};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::net::codec;
-use crate::rank::{Rank, RankInfo};
-
-/// The encoded message in which a rank states its part.
-const MESSAGE: &str = "a rank's color in split";
+use crate::environment::RankInfo;
+use crate::rank::Rank;
 
 impl Group {
     /// Divides the group: ranks that give the same `color` form a new group, ordered by `key`, then by rank. All ranks must
@@ -34,9 +31,8 @@ impl Group {
     ) -> Result<Option<(Self, Option<T>)>> {
         let number = self.0.splits.fetch_add(1, Ordering::Relaxed);
         let mut members = Vec::new();
-        let mine = codec::encode(MESSAGE, &(color, key))?;
-        for (rank, bytes) in self.all_gather_bytes(mine)?.iter().enumerate() {
-            let (theirs, key): (Option<u32>, i64) = codec::decode(MESSAGE, bytes)?;
+        let all: Vec<(Option<u32>, i64)> = self.exchange("a rank's color in split", &(color, key))?;
+        for (rank, (theirs, key)) in all.into_iter().enumerate() {
             if color.is_some() && theirs == color {
                 members.push((key, rank));
             }

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// `Config` naming `what` when the type of `value` has no encoding.
-pub(crate) fn encode(what: &str, value: &impl Serialize) -> Result<Vec<u8>> {
+pub fn encode(what: &str, value: &impl Serialize) -> Result<Vec<u8>> {
     postcard::to_stdvec(value).map_err(|error| Error::config(format!("cannot encode {what}: {error}")))
 }
 
@@ -20,7 +20,7 @@ pub(crate) fn encode(what: &str, value: &impl Serialize) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// `Mismatch` naming `what` when `bytes` are no encoding of a `T`.
-pub(crate) fn decode<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T> {
+pub fn decode<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T> {
     postcard::from_bytes(bytes).map_err(|error| {
         let text = format!("cannot read {what} ({error}): all ranks must run the same build");
         Error::new(ErrorKind::Mismatch, text)

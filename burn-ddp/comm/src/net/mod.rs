@@ -1,3 +1,7 @@
-//! Sockets, codec and host facts.
+//! Ground layer of everything that uses sockets: waiting for them, encoding small messages, addresses and other facts
+//! about this host.
 
-pub(crate) mod codec;
+pub mod address;
+pub mod codec;
+pub mod host;
+pub(crate) mod poll;

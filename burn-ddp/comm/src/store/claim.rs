@@ -1,51 +1,50 @@
-//! Who a process says it is when it meets the others.
+//! The identity that a process claims towards the store.
 
 use derive_new::new;
 use serde::{Deserialize, Serialize};
 
-use crate::rank::{Rank, RankInfo};
+use crate::environment::RankInfo;
+use crate::net::host::host_name;
+use crate::rank::Rank;
 
-/// The identity a process claims. Two processes with one rank is the mistake behind most hangs at start-up, and
-/// only host and pid tell the user which two they are.
+/// The identity that a process claims. Two processes with one rank are the mistake behind most hangs at start-up, and
+/// host and pid tell the user which two they are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, new)]
-pub struct Claim {
-    /// The rank it takes.
-    pub rank: Rank,
-    /// The number of processes it believes in.
-    pub world_size: usize,
+pub(super) struct Claim {
+    /// Its rank.
+    pub(super) rank: Rank,
+    /// The number of processes of its run.
+    pub(super) world_size: usize,
     /// The run it belongs to.
     #[new(into)]
-    pub run_id: String,
-    /// How often its launcher has restarted the ranks.
-    pub restart_count: usize,
-    /// The host it runs on.
+    pub(super) run_id: String,
+    /// Number of times that its launcher has restarted the ranks.
+    pub(super) restart_count: usize,
+    /// Name of its host.
     #[new(into)]
-    pub host: String,
-    /// Its process on that host.
-    pub pid: u32,
+    pub(super) host: String,
+    /// Its process id on that host.
+    pub(super) pid: u32,
 }
 
 impl Claim {
-    /// The claim of this process, which was told to be `info`.
-    pub fn of(info: &RankInfo) -> Self {
-        // A host without a readable name is still told apart by its pids; it is no reason not to train.
-        let host =
-            hostname::get().map_or_else(|_| "unknown".into(), |name| name.to_string_lossy().into_owned());
-        let pid = std::process::id();
-        Self::new(info.rank, info.world_size, info.run_id.as_str(), info.restart_count, host, pid)
+    /// The claim of this process, which `info` describes.
+    pub(super) fn of(info: &RankInfo) -> Self {
+        let (rank, world_size, run_id) = (info.rank, info.world_size, info.run_id.as_str());
+        Self::new(rank, world_size, run_id, info.restart_count, host_name(), std::process::id())
     }
 
-    /// Whether both are of one process.
+    /// Whether both claims come from one process.
     pub(super) fn same_process(&self, other: &Claim) -> bool {
         (self.pid, &self.host) == (other.pid, &other.host)
     }
 
-    /// Whether both are of one process in one rank.
-    pub(super) fn is_of(&self, other: &Claim) -> bool {
+    /// Whether both claims come from one process with one rank.
+    pub(super) fn same_member(&self, other: &Claim) -> bool {
         self.rank == other.rank && self.same_process(other)
     }
 
-    /// The process for messages: `pid 12 on host a`.
+    /// The process in messages: `pid 12 on host a`.
     pub(super) fn process(&self) -> String {
         format!("pid {} on host {}", self.pid, self.host)
     }

@@ -1,61 +1,38 @@
 //! A store inside one process, for ranks that are threads.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::store::{Store, not_set};
+use crate::watched::Watched;
 
 /// Keys and counters in this process. Clones are handles to the same store.
 #[derive(Clone, Default)]
-pub struct MemoryStore(Arc<Shared>);
+pub struct MemoryStore(Arc<Watched<Entries>>);
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
+struct Entries {
     values: BTreeMap<String, Vec<u8>>,
     counters: BTreeMap<String, i64>,
 }
 
-impl MemoryStore {
-    // A panic while the lock is held cannot leave the state half-written: every update is one insertion.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Store for MemoryStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.lock().values.insert(key.into(), value.into());
-        self.0.changed.notify_all();
+        self.0.update(|entries| entries.values.insert(key.into(), value.into()));
         Ok(())
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        let deadline = Deadline::after(timeout);
-        let mut state = self.lock();
-        loop {
-            if let Some(value) = state.values.get(key) {
-                return Ok(value.clone());
-            }
-            let left = deadline.remaining();
-            if left.is_zero() {
-                return Err(not_set(key, timeout));
-            }
-            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let value = self.0.wait_for(Deadline::after(timeout), |entries| entries.values.get(key).cloned());
+        value.ok_or_else(|| not_set(key, timeout))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        let mut state = self.lock();
-        let counter = state.counters.entry(key.into()).or_default();
+        let mut entries = self.0.lock();
+        let counter = entries.counters.entry(key.into()).or_default();
         *counter = counter.wrapping_add(delta);
         Ok(*counter)
     }
@@ -83,7 +60,7 @@ mod tests {
         assert_eq!(store.add("key", 1).unwrap(), 1);
         let error = store.get("key", Duration::from_millis(20)).expect_err("a counter is not a value");
         assert_eq!(error.kind(), ErrorKind::Timeout);
-        assert_eq!(error.to_string(), "nobody set the store key 'key' within 0.02 s");
+        assert_eq!(error.to_string(), "no process set the store key 'key' within 0.02 s");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A part of a store as a store of its own.
+//! A store of its own within another store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use derive_new::new;
 use crate::error::Result;
 use crate::store::Store;
 
-/// Puts a prefix in front of every key, so that two groups (or two attempts of one) share a store and cannot
-/// read each other's keys. Prefixes nest.
+/// Puts a prefix in front of every key, so that two groups (or two attempts of one) share a store and never see each
+/// other's keys. Prefixes nest.
 #[derive(Clone, new)]
 pub struct PrefixStore {
     inner: Arc<dyn Store>,

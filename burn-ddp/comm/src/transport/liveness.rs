@@ -1,150 +1,129 @@
-//! What this rank knows of its peers' lives, shared by the wires and the control channel.
+//! The state of all peers as this rank knows it, shared by the transports and the control channel.
 //!
-//! The control channel learns that a peer has died, failed or left; the thread that is blocked in a wire has
-//! to hear of it. Both hold a [`Liveness`]: the first error wins and stays, and setting it wakes everyone
-//! who subscribed.
+//! The control channel learns that a peer has died, failed or left, and the thread that is blocked in a transport must
+//! learn of it. Both hold a [`Liveness`]. The first error stays the cause of the group's end, and calls all
+//! subscribers, which wake blocked threads.
+//!
+//! ```text
+//!   peer:   Alive ──goodbye──> Finished          group:   no cause ──first failure──> cause
+//!             └────lost or aborted──> Failed ─────────────────────────^
+//! ```
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
 use crate::rank::Rank;
+use crate::watched::Watched;
 
-/// What is known of one peer.
+/// State of one peer.
 #[derive(Clone, Debug, Default)]
-pub enum PeerState {
-    /// Nothing bad: it answers, or it is only slow.
+pub(crate) enum PeerState {
+    /// It answers, or is only slow.
     #[default]
     Alive,
-    /// It has left the group in good order.
+    /// It has left the group without an error.
     Finished,
     /// It is dead, stopped, or has reported an error.
     Failed(Error),
 }
 
-type Wake = Arc<dyn Fn() + Send + Sync>;
+type Subscriber = Arc<dyn Fn() + Send + Sync>;
 
-/// The shared knowledge. Clones are handles to the same state.
+/// The state of a group and its peers. Clones are handles to the same state.
 #[derive(Clone)]
-pub struct Liveness(Arc<Shared>);
+pub struct Liveness(Arc<Watched<GroupState>>);
 
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-struct State {
+struct GroupState {
+    /// The first error, which has ended the group.
     cause: Option<Error>,
+    /// By rank.
     peers: Vec<PeerState>,
-    wakes: Vec<Wake>,
+    subscribers: Vec<Subscriber>,
 }
 
 impl Liveness {
-    /// All of `world_size` ranks alive.
+    /// A group of `world_size` living ranks.
     pub fn new(world_size: usize) -> Self {
-        Self(Arc::new(Shared {
-            state: Mutex::new(State {
-                cause: None,
-                peers: vec![PeerState::Alive; world_size],
-                wakes: Vec::new(),
-            }),
-            changed: Condvar::new(),
-        }))
-    }
-
-    // A panic while the lock is held cannot leave the state half-written: every update is one assignment.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let peers = vec![PeerState::Alive; world_size];
+        Self(Arc::new(Watched::new(GroupState { cause: None, peers, subscribers: Vec::new() })))
     }
 
     /// Ends the group: every wait returns `cause`, now and later. Only the first cause counts; returns whether
     /// this was it.
     pub fn fail(&self, cause: Error) -> bool {
-        let mut state = self.lock();
-        if state.cause.is_some() {
-            return false;
-        }
-        state.cause = Some(cause);
-        self.0.changed.notify_all();
-        // A subscriber may take a lock under which others ask this state, so it is called without the lock.
-        let wakes = state.wakes.clone();
-        drop(state);
-        wakes.iter().for_each(|wake| wake());
-        true
+        let subscribers = self.0.update(|group| {
+            let first = group.cause.is_none();
+            group.cause.get_or_insert(cause);
+            first.then(|| group.subscribers.clone())
+        });
+        // Called without the lock, because a subscriber may take a lock under which another thread takes this one.
+        subscribers.iter().flatten().for_each(|notify| notify());
+        subscribers.is_some()
     }
 
     /// The first cause, if the group has ended.
     pub fn cause(&self) -> Option<Error> {
-        self.lock().cause.clone()
+        self.0.lock().cause.clone()
     }
 
-    /// `Err` with the first cause if the group has ended.
+    /// Fails if the group has ended.
+    ///
+    /// # Errors
+    /// The first cause of the group's end.
     pub fn check(&self) -> Result<(), Error> {
         self.cause().map_or(Ok(()), Err)
     }
 
-    /// Notes what is now known of `peer`; a failure ends the group as well. A peer that has finished or failed
-    /// stays so.
-    pub fn set_peer(&self, peer: Rank, new: PeerState) {
+    /// Sets the state of `peer`, unless it has finished or failed before. A failure ends the group as well.
+    pub(crate) fn set_peer(&self, peer: Rank, new: PeerState) {
         let failure = match &new {
             PeerState::Failed(error) => Some(error.clone()),
             _ => None,
         };
-        let mut state = self.lock();
-        if !matches!(state.peers[peer.0], PeerState::Alive) {
-            return;
-        }
-        state.peers[peer.0] = new;
-        self.0.changed.notify_all();
-        drop(state);
-        if let Some(error) = failure {
+        let changed = self.0.update(|group| {
+            let alive = matches!(group.peers[peer.0], PeerState::Alive);
+            if alive {
+                group.peers[peer.0] = new;
+            }
+            alive
+        });
+        if let Some(error) = failure.filter(|_| changed) {
             self.fail(error);
         }
     }
 
-    /// What is known of `peer`.
-    pub fn peer(&self, peer: Rank) -> PeerState {
-        self.lock().peers[peer.0].clone()
+    /// The state of `peer`.
+    #[cfg(any(target_os = "linux", test))]
+    pub(crate) fn peer(&self, peer: Rank) -> PeerState {
+        self.0.lock().peers[peer.0].clone()
     }
 
-    /// Calls `wake` when the group ends (at once if it has).
-    pub fn subscribe(&self, wake: impl Fn() + Send + Sync + 'static) {
-        let mut state = self.lock();
-        if state.cause.is_none() {
-            state.wakes.push(Arc::new(wake));
+    /// Calls `notify` when the group ends, or at once if it has ended.
+    pub fn subscribe(&self, notify: impl Fn() + Send + Sync + 'static) {
+        let mut group = self.0.lock();
+        if group.cause.is_none() {
+            group.subscribers.push(Arc::new(notify));
             return;
         }
-        drop(state);
-        wake();
+        drop(group);
+        notify();
     }
 
-    /// The error for a wire to `peer` that was closed. A wire sees the end of file before or after the control
-    /// channel has read why, so this waits until `deadline` for the better reason.
-    pub fn closed_by(&self, peer: Rank, deadline: Deadline) -> Error {
-        let mut state = self.lock();
-        loop {
-            if let Some(cause) = &state.cause {
-                return cause.clone();
-            }
-            match &state.peers[peer.0] {
-                PeerState::Alive => {}
-                PeerState::Failed(error) => return error.clone(),
-                PeerState::Finished => {
-                    return Error::new(
-                        ErrorKind::PeerFinished(peer),
-                        format!("{peer} has already finished and takes part in nothing more"),
-                    );
-                }
-            }
-            let left = deadline.remaining();
-            if left.is_zero() {
-                return Error::new(
-                    ErrorKind::PeerLost(peer),
-                    format!("{peer} is lost: its connection closed"),
-                );
-            }
-            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+    /// The error for a connection that `peer` closed. A transport may see its end before the control channel has read
+    /// the reason, so this waits for the reason until `deadline`.
+    pub(crate) fn closed_by(&self, peer: Rank, deadline: Deadline) -> Error {
+        let reason = self.0.wait_for(deadline, |group| match (&group.cause, &group.peers[peer.0]) {
+            (Some(cause), _) => Some(cause.clone()),
+            (None, PeerState::Failed(error)) => Some(error.clone()),
+            (None, PeerState::Finished) => Some(Error::new(
+                ErrorKind::PeerFinished(peer),
+                format!("{peer} has already finished and takes part in nothing more"),
+            )),
+            (None, PeerState::Alive) => None,
+        });
+        let lost = || Error::new(ErrorKind::PeerLost(peer), format!("{peer} is lost: its connection closed"));
+        reason.unwrap_or_else(lost)
     }
 }
 

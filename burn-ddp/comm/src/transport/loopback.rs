@@ -1,43 +1,42 @@
-//! Ranks as threads of one process, frames through memory.
+//! A transport between threads of one process, for tests.
 //!
-//! The collectives have to be tried for many worlds, lengths and faults; threads make that a matter of
-//! milliseconds, and no socket decides the outcome. So this wire keeps the whole contract of [`Transport`],
-//! faults included: a dropped transport looks to its peers like a closed connection.
+//! Collectives are tested for many world sizes, lengths and faults; with threads that takes milliseconds, and no socket
+//! influences the outcome. This transport keeps the whole contract of [`Transport`], faults included: a dropped
+//! transport looks to its peers like a closed connection.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Header, Liveness, Transport};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
+use crate::watched::Watched;
 
-/// How long a closed wire waits for the control channel to say why it closed.
+/// Time for the control channel to tell the reason for which a connection closed.
 const CLOSE_GRACE: Duration = Duration::from_millis(100);
 
-/// The wires of a group whose ranks are threads of this process: the transport at index `r` is for the thread
-/// that plays rank `r`, and ends its waits when `liveness[r]` says so.
+/// The transports of a group whose ranks are threads of this process: the one at index `r` is for the thread of rank
+/// `r`, and ends its waits when `liveness[r]` learns that the group has failed.
 ///
-/// The world is as large as `liveness` is long. Clones of one [`Liveness`] make what one rank learns known to
-/// all of them; separate ones are closer to processes, each of which has its own knowledge.
+/// The world is as large as `liveness` is long. With clones of one [`Liveness`] all ranks learn what one of them
+/// learns; with separate ones each rank has its own knowledge, as processes do.
 pub fn loopback(liveness: &[Liveness]) -> Vec<LoopbackTransport> {
     let world_size = liveness.len();
-    let mailboxes: Arc<[Mailbox]> = (0..world_size).map(|_| Mailbox::new(world_size)).collect();
-    liveness
-        .iter()
-        .enumerate()
-        .map(|(rank, liveness)| {
-            let woken = mailboxes.clone();
-            liveness.subscribe(move || woken[rank].wake());
-            LoopbackTransport {
-                rank: Rank(rank),
-                liveness: liveness.clone(),
-                mailboxes: mailboxes.clone(),
-                failed: None,
-            }
-        })
-        .collect()
+    let empty = || Inbox {
+        frames: (0..world_size).map(|_| VecDeque::new()).collect(),
+        closed: vec![false; world_size],
+    };
+    let inboxes: Arc<[Watched<Inbox>]> = (0..world_size).map(|_| Watched::new(empty())).collect();
+    let transport = |(rank, liveness): (usize, &Liveness)| {
+        let woken = inboxes.clone();
+        // The update takes the lock, so it cannot fall between a receiver's look at the liveness and its wait.
+        liveness.subscribe(move || woken[rank].update(|_| ()));
+        let (liveness, inboxes) = (liveness.clone(), inboxes.clone());
+        LoopbackTransport { rank: Rank(rank), liveness, inboxes, failed: None }
+    };
+    liveness.iter().enumerate().map(transport).collect()
 }
 
 /// One rank's end of a [`loopback`] group.
@@ -45,50 +44,21 @@ pub struct LoopbackTransport {
     rank: Rank,
     liveness: Liveness,
     /// By receiver.
-    mailboxes: Arc<[Mailbox]>,
+    inboxes: Arc<[Watched<Inbox>]>,
     failed: Option<Error>,
 }
 
-/// What has been sent to one rank and not been received by it yet.
-struct Mailbox {
-    inbox: Mutex<Inbox>,
-    changed: Condvar,
-}
-
+/// Frames that were sent to one rank and that it has not received yet.
 struct Inbox {
     /// By sender.
-    frames: Vec<VecDeque<Frame>>,
-    /// By sender: it will send nothing more.
+    frames: Vec<VecDeque<SentFrame>>,
+    /// By sender; set when it will send nothing more.
     closed: Vec<bool>,
 }
 
-struct Frame {
+struct SentFrame {
     header: Header,
     body: Vec<u8>,
-}
-
-impl Mailbox {
-    fn new(world_size: usize) -> Self {
-        let frames = (0..world_size).map(|_| VecDeque::new()).collect();
-        Self { inbox: Mutex::new(Inbox { frames, closed: vec![false; world_size] }), changed: Condvar::new() }
-    }
-
-    // A panic cannot leave the inbox half-written: every update is one push or one assignment.
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Changes the inbox and wakes its owner.
-    fn update(&self, change: impl FnOnce(&mut Inbox)) {
-        change(&mut self.lock());
-        self.changed.notify_all();
-    }
-
-    /// Makes the owner look at its liveness again. Through the lock: a receiver that has looked but does not
-    /// wait yet holds it, and would otherwise miss the notification.
-    fn wake(&self) {
-        self.update(|_| ());
-    }
 }
 
 impl LoopbackTransport {
@@ -96,63 +66,64 @@ impl LoopbackTransport {
         self.liveness.closed_by(peer, Deadline::after(CLOSE_GRACE.min(deadline.remaining())))
     }
 
-    fn post(&self, to: Rank, header: &Header, body: &[&[u8]], deadline: Deadline) -> Result<()> {
+    fn deliver(&self, to: Rank, header: &Header, body: &[&[u8]], deadline: Deadline) -> Result<()> {
         let body = body.concat();
         debug_assert_eq!(header.body, body.len() as u64, "a header must state its body's length");
         self.liveness.check()?;
-        if self.mailboxes[self.rank.0].lock().closed[to.0] {
+        if self.inboxes[self.rank.0].lock().closed[to.0] {
             return Err(self.closed_by(to, deadline));
         }
-        let frame = Frame { header: *header, body };
-        self.mailboxes[to.0].update(|inbox| inbox.frames[self.rank.0].push_back(frame));
+        let frame = SentFrame { header: *header, body };
+        self.inboxes[to.0].update(|inbox| inbox.frames[self.rank.0].push_back(frame));
         Ok(())
     }
 
-    fn take(&self, from: Rank, expect: &Header, into: &mut [&mut [u8]], deadline: Deadline) -> Result<()> {
-        let mailbox = &self.mailboxes[self.rank.0];
-        let mut inbox = mailbox.lock();
-        loop {
-            self.liveness.check()?;
+    /// Waits for the next frame of `from`; `None` when it has closed its end.
+    fn next_frame(&self, from: Rank, expect: &Header, deadline: Deadline) -> Result<Option<SentFrame>> {
+        let frame = self.inboxes[self.rank.0].wait_for(deadline, |inbox| {
+            if let Err(cause) = self.liveness.check() {
+                return Some(Err(cause));
+            }
             if let Some(frame) = inbox.frames[from.0].pop_front() {
-                drop(inbox);
-                let room: usize = into.iter().map(|part| part.len()).sum();
-                if frame.header != *expect || frame.body.len() != room {
-                    return Err(expect.mismatch(self.rank, from, &frame.header));
-                }
-                let mut rest = &frame.body[..];
-                for part in into {
-                    let (here, behind) = rest.split_at(part.len());
-                    part.copy_from_slice(here);
-                    rest = behind;
-                }
-                return Ok(());
+                return Some(Ok(Some(frame)));
             }
             if inbox.closed[from.0] {
-                drop(inbox);
-                return Err(self.closed_by(from, deadline));
+                return Some(Ok(None));
             }
-            if deadline.passed() {
-                return Err(Error::new(
-                    ErrorKind::Timeout,
-                    format!("{} waited {:?} for {from} in {expect}", self.rank, deadline.limit()),
-                ));
-            }
-            for (peer, frames) in inbox.frames.iter().enumerate() {
-                if let Some(frame) = frames.front()
-                    && expect.contradicts(&frame.header)
-                {
-                    return Err(expect.mismatch(self.rank, Rank(peer), &frame.header));
-                }
-            }
-            let left = deadline.remaining();
-            inbox = mailbox.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+            inbox.frames.iter().enumerate().find_map(|(peer, frames)| {
+                let frame = frames.front().filter(|frame| expect.contradicts(&frame.header))?;
+                Some(Err(expect.mismatch(self.rank, Rank(peer), &frame.header)))
+            })
+        });
+        frame.unwrap_or_else(|| {
+            Err(Error::new(
+                ErrorKind::Timeout,
+                format!("{} waited {:?} for {from} in {expect}", self.rank, deadline.limit()),
+            ))
+        })
     }
 
-    /// The error after `lost` met the sending half of an exchange. A peer that found the ranks in different
-    /// operations leaves, but its frame is here and tells more than that it left.
-    fn better_reason(&self, lost: Error, from: Rank, expect: &Header) -> Error {
-        match self.mailboxes[self.rank.0].lock().frames[from.0].front() {
+    fn receive(&self, from: Rank, expect: &Header, into: &mut [&mut [u8]], deadline: Deadline) -> Result<()> {
+        let Some(frame) = self.next_frame(from, expect, deadline)? else {
+            return Err(self.closed_by(from, deadline));
+        };
+        let room: usize = into.iter().map(|part| part.len()).sum();
+        if frame.header != *expect || frame.body.len() != room {
+            return Err(expect.mismatch(self.rank, from, &frame.header));
+        }
+        let mut rest = &frame.body[..];
+        for part in into {
+            let (here, behind) = rest.split_at(part.len());
+            part.copy_from_slice(here);
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// The error after the sending half of an exchange has failed with `lost`. A peer that leaves because the ranks are
+    /// in different operations has sent its frame before, which explains more.
+    fn explain(&self, lost: Error, from: Rank, expect: &Header) -> Error {
+        match self.inboxes[self.rank.0].lock().frames[from.0].front() {
             Some(frame) if frame.header != *expect => expect.mismatch(self.rank, from, &frame.header),
             _ => lost,
         }
@@ -175,11 +146,11 @@ impl Transport for LoopbackTransport {
     }
 
     fn world_size(&self) -> usize {
-        self.mailboxes.len()
+        self.inboxes.len()
     }
 
     fn send(&mut self, to: Rank, header: &Header, body: &[&[u8]], deadline: Deadline) -> Result<()> {
-        self.unless_failed(|wire| wire.post(to, header, body, deadline))
+        self.unless_failed(|this| this.deliver(to, header, body, deadline))
     }
 
     fn recv(
@@ -189,7 +160,7 @@ impl Transport for LoopbackTransport {
         body: &mut [&mut [u8]],
         deadline: Deadline,
     ) -> Result<()> {
-        self.unless_failed(|wire| wire.take(from, expect, body, deadline))
+        self.unless_failed(|this| this.receive(from, expect, body, deadline))
     }
 
     fn send_recv(
@@ -202,21 +173,21 @@ impl Transport for LoopbackTransport {
         into: &mut [&mut [u8]],
         deadline: Deadline,
     ) -> Result<()> {
-        self.unless_failed(|wire| {
-            wire.post(to, header, body, deadline)
+        self.unless_failed(|this| {
+            this.deliver(to, header, body, deadline)
                 .map_err(|error| match error.kind() {
-                    ErrorKind::PeerLost(_) => wire.better_reason(error, from, expect),
+                    ErrorKind::PeerLost(_) => this.explain(error, from, expect),
                     _ => error,
                 })
-                .and_then(|()| wire.take(from, expect, into, deadline))
+                .and_then(|()| this.receive(from, expect, into, deadline))
         })
     }
 }
 
 impl Drop for LoopbackTransport {
     fn drop(&mut self) {
-        for mailbox in self.mailboxes.iter() {
-            mailbox.update(|inbox| inbox.closed[self.rank.0] = true);
+        for inbox in self.inboxes.iter() {
+            inbox.update(|inbox| inbox.closed[self.rank.0] = true);
         }
     }
 }

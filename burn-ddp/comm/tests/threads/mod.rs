@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use burn_ddp_comm::collective::{Algorithm, Collectives};
 use burn_ddp_comm::deadline::Deadline;
+use burn_ddp_comm::rendezvous::PeerInfo;
 use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
-use burn_ddp_comm::transport::{Liveness, PeerInfo, Transport, loopback};
+use burn_ddp_comm::transport::{Liveness, Transport, loopback};
 use burn_ddp_comm::{Rank, Result};
 
 /// Makes the wires of a world of the given size, one for each rank in rank order.

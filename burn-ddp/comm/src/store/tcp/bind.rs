@@ -1,46 +1,53 @@
-//! Where rank 0 listens.
+//! The address on which rank 0 listens.
 //!
-//! MASTER_ADDR is what the *others* dial. Whether it is an address of this host is found out by binding it and
-//! never by comparing host names, which have too many spellings. Behind a NAT, and where `/etc/hosts` gives a
-//! node's own name a loopback address that other nodes cannot reach, rank 0 listens on all interfaces instead.
+//! MASTER_ADDR is the address that the *other* ranks connect to, and need not be one of this host. Rank 0 tries to bind
+//! it; it compares no host names, which have too many spellings. Behind a NAT, and where `/etc/hosts` gives a node's
+//! own name a loopback address that other nodes cannot reach, rank 0 listens on all interfaces instead.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-use super::link::{Link, Obstacle};
+use super::client_connection::{CallError, ClientConnection};
 use super::protocol::Request;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::net::address::advertised_ip;
 
-/// Time for whoever holds the port to show that it is a store.
+/// Time for the program that holds the port to show that it is a store.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
-/// Time for a port to become free whose holder is just leaving.
+/// Time for a store that is about to end to free the port.
 const FREE_LIMIT: Duration = Duration::from_secs(2);
-const FREE_PAUSE: Duration = Duration::from_millis(50);
+/// Pause between two attempts to bind a port that is in use.
+const BACKOFF: Duration = Duration::from_millis(50);
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// A listening socket and the two addresses that belong to it.
 pub(super) struct Bound {
     pub(super) listener: TcpListener,
-    /// Where this process connects to itself.
+    /// Address at which this process connects to the socket.
     pub(super) own: SocketAddr,
-    /// Where others reach this host, when the connection to itself does not tell.
-    pub(super) outward: Option<IpAddr>,
+    /// Address of this host for others, if it is not the one of the connection to `own`.
+    pub(super) advertised: Option<IpAddr>,
 }
 
-/// Listens on the first of `resolved` that is an address of this host, else on all interfaces. A loopback
-/// address is passed over when `elsewhere`: it was found by name, and some ranks are on other nodes.
-pub(super) fn listen(resolved: &[SocketAddr], elsewhere: bool, hello: &Request) -> Result<Bound> {
-    for address in resolved.iter().filter(|address| !(elsewhere && address.ip().is_loopback())) {
+/// Listens on the first of `resolved` that is an address of this host, else on all interfaces. `skip_loopback` is for
+/// an address that was found by name while some ranks are on other nodes.
+///
+/// # Errors
+/// `Io` when another program has the port or no address can be bound; `Config` when a store holds the port and refuses
+/// `hello`.
+pub(super) fn listen(resolved: &[SocketAddr], skip_loopback: bool, hello: &Request) -> Result<Bound> {
+    for address in resolved.iter().filter(|address| !(skip_loopback && address.ip().is_loopback())) {
         match bind(*address) {
             Ok(listener) => return bound(listener, None),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 return bound(wait_for_port(*address, *address, hello)?, None);
             }
-            // Not an address of this host. What is wrong for another reason is wrong for the wildcard too.
+            // Not an address of this host. Any other error comes again with the wildcard address.
             Err(_) => {}
         }
     }
@@ -53,29 +60,27 @@ pub(super) fn listen(resolved: &[SocketAddr], elsewhere: bool, hello: &Request) 
         }
         Err(error) => return Err(Error::io(format!("cannot listen on port {port} (MASTER_PORT)"), error)),
     };
-    bound(listener, Some(outward(resolved)))
+    bound(listener, Some(advertised_ip(resolved)))
 }
 
-fn bound(listener: TcpListener, outward: Option<IpAddr>) -> Result<Bound> {
+fn bound(listener: TcpListener, advertised: Option<IpAddr>) -> Result<Bound> {
     let mut own =
         listener.local_addr().map_err(|error| Error::io("cannot read the address of the store", error))?;
-    match own.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
-        // The IPv6 wildcard takes IPv4 as well, which is the one that no host is without.
-        IpAddr::V6(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
-        _ => {}
+    // The IPv6 wildcard takes IPv4 as well, which every host has.
+    if own.ip().is_unspecified() {
+        own.set_ip(Ipv4Addr::LOCALHOST.into());
     }
-    Ok(Bound { listener, own, outward })
+    Ok(Bound { listener, own, advertised })
 }
 
-/// Binds `address`; the IPv6 wildcard stands for both families, also on a host without IPv6.
+/// Binds `address`. The IPv6 wildcard stands for both families, even on a host without IPv6.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let open = |address: SocketAddr| -> io::Result<TcpListener> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         if address.is_ipv6() && address.ip().is_unspecified() {
             socket.set_only_v6(false)?;
         }
-        // Connections of a run that has just ended must not keep the port.
+        // Otherwise closed connections of a run that has just ended would keep the port.
         #[cfg(unix)]
         socket.set_reuse_address(true)?;
         socket.bind(&address.into())?;
@@ -94,19 +99,19 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// The port of `address` is taken: asks its holder, at `probe`, who it is. A store hears by this hello that
-/// there are two of its rank; whoever is only on its way out gets the time to leave.
+/// Waits for the port of `address`, which is in use, if its holder is a store that is about to end. `hello`, which is
+/// sent to the holder at `probe`, tells a store that lives on that its rank was claimed twice.
 fn wait_for_port(address: SocketAddr, probe: SocketAddr, hello: &Request) -> Result<TcpListener> {
     let until = Deadline::after(FREE_LIMIT);
     loop {
-        let seen = match Link::open(probe, hello, Deadline::after(PROBE_LIMIT)) {
-            Err(Obstacle::Refused(error)) if !matches!(error.kind(), ErrorKind::PeerFinished(_)) => {
+        let seen = match ClientConnection::open(probe, hello, Deadline::after(PROBE_LIMIT)) {
+            Err(CallError::Refused(error)) if !matches!(error.kind(), ErrorKind::PeerFinished(_)) => {
                 return Err(error);
             }
-            Err(obstacle @ (Obstacle::Silent(_) | Obstacle::Foreign(_))) => {
-                return Err(in_use(probe, &obstacle.to_string()));
+            Err(error @ (CallError::Silent(_) | CallError::Foreign(_))) => {
+                return Err(in_use(probe, &error.to_string()));
             }
-            Err(obstacle) => obstacle.to_string(),
+            Err(error) => error.to_string(),
             Ok(_) => return Err(in_use(probe, "another burn-ddp store")),
         };
         match bind(address) {
@@ -117,7 +122,7 @@ fn wait_for_port(address: SocketAddr, probe: SocketAddr, hello: &Request) -> Res
         if until.passed() {
             return Err(in_use(probe, &seen));
         }
-        std::thread::sleep(FREE_PAUSE);
+        std::thread::sleep(BACKOFF);
     }
 }
 
@@ -133,36 +138,12 @@ fn in_use(address: SocketAddr, seen: &str) -> Error {
     )
 }
 
-/// The address by which this host is seen from outside: the one it would send from towards `targets`, else
-/// that of its first interface.
-fn outward(targets: &[SocketAddr]) -> IpAddr {
-    // Connecting a datagram socket chooses the route and sends nothing.
-    let source = |target: &SocketAddr| -> io::Result<IpAddr> {
-        let any: IpAddr =
-            if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = UdpSocket::bind((any, 0))?;
-        socket.connect(target)?;
-        Ok(socket.local_addr()?.ip())
-    };
-    let routed = targets.iter().filter_map(|target| source(target).ok());
-    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
-    let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = interfaces
-        .iter()
-        .filter(|interface| interface.is_oper_up() && !interface.is_link_local())
-        .map(|interface| interface.ip())
-        .partition(IpAddr::is_ipv4);
-    routed
-        .chain(v4)
-        .chain(v6)
-        .find(|ip| !ip.is_loopback() && !ip.is_unspecified())
-        .unwrap_or(Ipv4Addr::LOCALHOST.into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rank::{Rank, RankInfo};
-    use crate::store::Claim;
+    use crate::environment::RankInfo;
+    use crate::rank::Rank;
+    use crate::store::claim::Claim;
 
     fn hello() -> Request {
         Request::Hello {
@@ -181,7 +162,7 @@ mod tests {
         // 192.0.2.0/24 is reserved for documentation, so no host has it.
         let bound = listen(&[at("192.0.2.1:0"), at("127.0.0.2:0")], false, &hello()).unwrap();
         assert_eq!(bound.own.ip(), at("127.0.0.2:0").ip());
-        assert!(bound.outward.is_none());
+        assert!(bound.advertised.is_none());
     }
 
     #[test]
@@ -189,13 +170,13 @@ mod tests {
         let bound = listen(&[at("192.0.2.1:0")], false, &hello()).unwrap();
         assert!(bound.listener.local_addr().unwrap().ip().is_unspecified());
         assert_eq!(bound.own.ip(), at("127.0.0.1:0").ip());
-        assert!(bound.outward.is_some_and(|ip| !ip.is_unspecified()));
+        assert!(bound.advertised.is_some_and(|ip| !ip.is_unspecified()));
     }
 
     #[test]
     fn a_loopback_name_does_not_keep_other_nodes_out() {
         let bound = listen(&[at("127.0.1.1:0")], true, &hello()).unwrap();
         assert!(bound.listener.local_addr().unwrap().ip().is_unspecified());
-        assert!(bound.outward.is_some());
+        assert!(bound.advertised.is_some());
     }
 }

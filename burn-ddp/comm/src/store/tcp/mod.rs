@@ -1,41 +1,48 @@
 //! The store that rank 0 serves over TCP.
 //!
-//! It lives as long as one attempt of one run: rank 0 binds MASTER_PORT, everybody (rank 0 too) is a client,
-//! and every client says who it is before anything else. So the mistakes of a launch by hand, which elsewhere
-//! end in a wait, end here in a message: a rank that is taken twice, lost, or of another world size fails all
-//! processes, and a process of another run is told so. `board.rs` decides, `server.rs` and `connection.rs` move bytes, `bind.rs` finds the
-//! place to listen; `client.rs` and `link.rs` are the other end, `protocol.rs` is what both speak.
+//! The store lives as long as one attempt of one run. Rank 0 binds MASTER_PORT, and every rank (rank 0 too) is a client
+//! that first sends its identity. So the mistakes of a launch by hand end in a message and not in a wait: a rank that
+//! is claimed twice, lost, or of another world size fails all processes, and a process of another run is refused.
+//!
+//! ```text
+//!   every rank: TcpStore ── Client ── ClientConnection ──┐
+//!                                                        │ frames of requests and responses (protocol)
+//!   rank 0:     Server (one thread) ── ServerConnection ─┘
+//!                 │  listens on the address of `bind`
+//!               Registry: members, values and rules
+//! ```
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
+use crate::environment::RankInfo;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rank::RankInfo;
-use crate::store::{Claim, Store, not_set};
+use crate::store::claim::Claim;
+use crate::store::{Store, not_set};
 
 mod bind;
-mod board;
 mod client;
-mod connection;
-mod link;
+mod client_connection;
 mod protocol;
+mod registry;
 mod server;
+mod server_connection;
 
 use client::Client;
 use protocol::{KEY_LIMIT, Request, Response};
 use server::Server;
 
-/// Longest name of a run. It is part of the names of groups, which have limits of their own.
+/// Longest name of a run, which is part of the limited names of groups.
 const RUN_ID_LIMIT: usize = 512;
 
-/// A client of the store of rank 0, and on rank 0 its server as well. Calls from several threads do not wait
-/// for each other. When rank 0 drops its own, calls of all others fail with
-/// [`ErrorKind::PeerFinished`]; when another rank does, nothing happens. A rank whose process ends without
-/// dropping it, or panics, is an [`ErrorKind::PeerLost`] for all others at once.
+/// A client of the store of rank 0, and on rank 0 its server as well. Calls from several threads do not wait for each
+/// other. When rank 0 drops its store, calls of all other ranks fail with [`ErrorKind::PeerFinished`]; other ranks may
+/// drop theirs at any time. A rank whose process panics, or ends without dropping its store, fails the calls of all
+/// others at once with [`ErrorKind::PeerLost`].
 pub struct TcpStore {
     client: Client,
-    // Held for its drop, which ends the serving thread.
+    // Kept for its drop, which ends the serving thread.
     _server: Option<Server>,
 }
 
@@ -43,14 +50,13 @@ impl TcpStore {
     /// Serves the store on rank 0, and connects to it on every rank.
     ///
     /// # Errors
-    /// `Timeout` when rank 0 cannot be reached within `timeout`; `Config` when the rank is taken already, when
-    /// the run or world of rank 0 is another one, or without MASTER_ADDR; `Io` when another program has the
-    /// port.
+    /// `Timeout` when rank 0 cannot be reached within `timeout`; `Config` when another process has the same rank, when
+    /// rank 0 has another run or world size, or without MASTER_ADDR; `Io` when another program has the port.
     pub fn from_rank_info(info: &RankInfo, timeout: Duration) -> Result<Self> {
-        Self::join(info, Claim::of(info), timeout)
+        Self::connect(info, Claim::of(info), timeout)
     }
 
-    fn join(info: &RankInfo, claim: Claim, timeout: Duration) -> Result<Self> {
+    fn connect(info: &RankInfo, claim: Claim, timeout: Duration) -> Result<Self> {
         let deadline = Deadline::after(timeout);
         let Some((host, port)) = &info.master else {
             return Err(Error::config(
@@ -69,20 +75,20 @@ impl TcpStore {
         }
         let resolved = client::resolve(host, *port)
             .map_err(|error| Error::config(format!("MASTER_ADDR={host} does not resolve: {error}")))?;
-        let elsewhere = info.local_world_size < info.world_size && !client::is_address(host);
+        let other_nodes = info.local_world_size < info.world_size && !client::is_address(host);
         let serve = Request::Hello { claim: claim.clone(), client: 0, serves: true };
-        let bound = bind::listen(&resolved, elsewhere, &serve)?;
+        let bound = bind::listen(&resolved, other_nodes, &serve)?;
         let server = Server::start(bound.listener, claim.clone())?;
         let mut client = Client::connect_to(bound.own, &claim, deadline)?;
-        if let Some(ip) = bound.outward {
-            client.seen_from_outside(ip);
+        if let Some(ip) = bound.advertised {
+            client.set_local_ip(ip);
         }
         Ok(Self { client, _server: Some(server) })
     }
 
-    /// `error` of a wait of `timeout`, with what the store knows about who is not there. Nobody waited if it
-    /// was only a look.
-    fn in_vain(&self, error: Error, timeout: Duration) -> Error {
+    /// `error` of a get that waited for `timeout`, with the store's remarks on absent processes; unchanged if it did
+    /// not wait.
+    fn with_remarks(&self, error: Error, timeout: Duration) -> Error {
         let remarks = if timeout.is_zero() { Vec::new() } else { self.remarks() };
         match remarks.is_empty() {
             true => error,
@@ -90,14 +96,15 @@ impl TcpStore {
         }
     }
 
-    /// This process's address as rank 0 sees it: what a rank advertises to its peers. Its port belongs to the
-    /// connection.
+    /// This process's address as rank 0 sees it, which a rank advertises to its peers. Its port belongs to the
+    /// connection with the store.
     pub fn local_addr(&self) -> SocketAddr {
         self.client.local()
     }
 
-    /// Where this process reaches the server.
-    pub fn server_addr(&self) -> SocketAddr {
+    /// Address at which this process reaches the server.
+    #[cfg(test)]
+    fn server_addr(&self) -> SocketAddr {
         self.client.server()
     }
 }
@@ -116,7 +123,7 @@ impl Store for TcpStore {
         let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         match self.client.call(&Request::Get { key: key.into(), wait_ms }, &[], timeout)? {
             (Response::Value, value) => Ok(value),
-            (Response::NotSet, _) => Err(self.in_vain(not_set(key, timeout), timeout)),
+            (Response::NotSet, _) => Err(self.with_remarks(not_set(key, timeout), timeout)),
             (other, _) => Err(unexpected(&other)),
         }
     }
@@ -145,7 +152,10 @@ fn check_key(key: &str) -> Result<()> {
 }
 
 fn unexpected(response: &Response) -> Error {
-    Error::new(ErrorKind::Io, format!("the store gave an answer to another question: {response:?}"))
+    Error::new(
+        ErrorKind::Io,
+        format!("the store answered another request than the one that was sent: {response:?}"),
+    )
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! The bytes between a client of the store and its server.
 //!
-//! A frame is a header of 12 bytes (magic, version, the two lengths that follow; little-endian), a control
-//! message in postcard, and a value as it is, which therefore is never encoded element by element. Whatever
-//! connects to the port may send anything, so the lengths are checked against their limits before a byte is
-//! kept, and memory grows with what has really arrived, not with what a header promises;
-//! and before its hello nobody may send a value at all.
+//! ```text
+//!   magic   version   length of message   length of value   message   value
+//!   4       2         2                   4                 ...       ...     bytes; numbers are little-endian
+//! ```
+//!
+//! Messages are encoded, values travel as they are. Any program may connect to the port and send anything. So both
+//! lengths are checked against their limits as soon as the header is there, memory grows with the bytes that have
+//! arrived and not with those that a header announces, and a client may send values only after its hello.
 
 use std::fmt;
 
@@ -12,68 +15,73 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::net::codec;
 use crate::rank::Rank;
-use crate::store::Claim;
+use crate::store::claim::Claim;
 
 /// Longest key.
 pub(super) const KEY_LIMIT: usize = 4 << 10;
 /// Longest value.
 pub(super) const VALUE_LIMIT: usize = 64 << 20;
-/// Longest control message: a key, or a claim, or the text of an error.
-const CONTROL_LIMIT: usize = 16 << 10;
-/// Longest text of an error; the rest of the control message is its frame.
+/// Longest message, which holds a key, a claim, the text of an error, or the remarks.
+const MESSAGE_LIMIT: usize = 16 << 10;
+/// Longest text of an error.
 const TEXT_LIMIT: usize = 8 << 10;
-/// Longest remark, and how many there may be: together they fit into a control message.
+/// Longest remark.
 const REMARK_LIMIT: usize = 600;
+/// Most remarks; so many of the longest fit into a message.
 pub(super) const REMARKS: usize = 16;
 const MAGIC: [u8; 4] = *b"BDDP";
 const VERSION: u16 = 2;
+/// Bytes of a header.
 const HEADER: usize = 12;
+/// Name of the messages in errors.
+const MESSAGE: &str = "a message of the store";
 
-/// What a client asks.
+/// Request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// First on every connection. `client` tells apart the clients of one process; `serves` when the sender
-    /// wanted to serve the store itself.
+    /// First request on every connection. `client` numbers the clients of a process; `serves` is set if the sender
+    /// tried to serve the store itself.
     Hello { claim: Claim, client: u64, serves: bool },
-    /// Set the key to the value of the frame.
+    /// Sets the key to the value of the frame.
     Set { key: String },
-    /// The value of the key, waiting so long for it.
+    /// Asks for the value of the key and waits for it.
     Get { key: String, wait_ms: u64 },
-    /// Add to the counter.
+    /// Adds to the counter.
     Add { key: String, delta: i64 },
-    /// What there is to say of processes that are not there.
+    /// Asks for the facts about absent processes.
     Remarks,
-    /// The client takes leave with all of its connections; who goes without it is lost.
+    /// Ends all connections of the client. A process that ends without it is lost.
     Bye,
 }
 
-/// What the server answers.
+/// Answer of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Response {
-    /// Hello, Set or Bye is accepted.
+    /// Hello, Set or Bye was accepted.
     Done,
     /// The value is the value of the frame.
     Value,
     /// The counter after the addition.
     Count(i64),
-    /// One for each process.
+    /// One fact about each absent process.
     Remarks(Vec<String>),
-    /// Nobody set the key in time.
+    /// No process set the key in time.
     NotSet,
-    /// This hello is not accepted.
+    /// The hello was refused.
     Refused(String),
-    /// The store as a whole has failed; by the loss of a rank, if there is one.
+    /// The store has failed; `lost` is the rank whose loss is the cause, if there is one.
     Failed { text: String, lost: Option<Rank> },
-    /// Rank 0 has finished. The one message that comes unasked.
+    /// Rank 0 has finished. The only message that answers no request.
     Finished,
 }
 
 /// A complete frame.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Frame {
-    control: Vec<u8>,
-    /// The bytes that accompany the control message, often none.
+pub(super) struct StoreFrame {
+    message: Vec<u8>,
+    /// The value that goes with the message; often empty.
     pub(super) value: Vec<u8>,
 }
 
@@ -101,14 +109,17 @@ impl fmt::Display for Malformed {
     }
 }
 
-impl Frame {
-    /// The control message.
+impl StoreFrame {
+    /// Decodes the message.
     pub(super) fn message<T: DeserializeOwned>(&self) -> Result<T, Malformed> {
-        postcard::from_bytes(&self.control).map_err(|_| Malformed::Undecodable)
+        codec::decode(MESSAGE, &self.message).map_err(|_| Malformed::Undecodable)
     }
 }
 
-/// Header and control message of a frame whose value has `value_len` bytes.
+/// Header and message of a frame whose value has `value_len` bytes.
+///
+/// # Errors
+/// `Config` when message or value are over their limits.
 pub(super) fn encode(message: &impl Serialize, value_len: usize) -> Result<Vec<u8>> {
     if value_len > VALUE_LIMIT {
         return Err(Error::config(format!(
@@ -116,36 +127,35 @@ pub(super) fn encode(message: &impl Serialize, value_len: usize) -> Result<Vec<u
              the process group"
         )));
     }
-    let mut bytes = Vec::from(MAGIC);
-    bytes.extend(VERSION.to_le_bytes());
-    bytes.extend([0; HEADER - 6]);
-    bytes = postcard::to_extend(message, bytes)
-        .map_err(|error| Error::config(format!("cannot encode a message of the store: {error}")))?;
-    let control_len = bytes.len() - HEADER;
-    if control_len > CONTROL_LIMIT {
+    let message = codec::encode(MESSAGE, message)?;
+    if message.len() > MESSAGE_LIMIT {
         return Err(Error::config(format!(
-            "a store message of {control_len} bytes is over the limit of {CONTROL_LIMIT}: the run id or host \
-             name is too long"
+            "a store message of {} bytes is over the limit of {MESSAGE_LIMIT}: the run id or host name is too long",
+            message.len()
         )));
     }
-    bytes[6..8].copy_from_slice(&(control_len as u16).to_le_bytes());
-    bytes[8..12].copy_from_slice(&(value_len as u32).to_le_bytes());
+    let mut bytes = Vec::with_capacity(HEADER + message.len());
+    bytes.extend(MAGIC);
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend((message.len() as u16).to_le_bytes());
+    bytes.extend((value_len as u32).to_le_bytes());
+    bytes.extend(message);
     Ok(bytes)
 }
 
-/// `text`, cut to what an answer can carry.
-pub(super) fn shortened(mut text: String) -> String {
+/// `text`, cut to the longest that an answer can carry.
+pub(super) fn cut_text(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(TEXT_LIMIT));
     text
 }
 
-/// `text`, cut to what one of [`REMARKS`] can be.
-pub(super) fn remark(mut text: String) -> String {
+/// `text`, cut to the longest of a remark.
+pub(super) fn cut_remark(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(REMARK_LIMIT));
     text
 }
 
-/// Received bytes, cut into frames.
+/// Cuts received bytes into frames.
 pub(super) struct FrameBuffer {
     bytes: Vec<u8>,
     value_limit: usize,
@@ -158,28 +168,32 @@ impl Default for FrameBuffer {
 }
 
 impl FrameBuffer {
-    /// For a sender that has not introduced itself: it may fill no more memory than a hello takes.
-    pub(super) fn at_door() -> Self {
+    /// A buffer that refuses frames with a value: a sender that has not sent its hello may fill no more memory than
+    /// one.
+    pub(super) fn without_values() -> Self {
         Self { value_limit: 0, ..Self::default() }
     }
 
-    /// The sender is known now, and may send values.
-    pub(super) fn admit(&mut self) {
+    /// Accepts frames with a value from now on.
+    pub(super) fn allow_values(&mut self) {
         self.value_limit = VALUE_LIMIT;
     }
 
-    /// Appends what has arrived.
+    /// Appends received bytes.
     pub(super) fn extend(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Whether nothing has arrived that was not taken.
+    /// Whether all received bytes were taken as frames.
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The next frame, if all of it is here.
-    pub(super) fn take(&mut self) -> Result<Option<Frame>, Malformed> {
+    /// Takes the next frame, if it is complete.
+    ///
+    /// # Errors
+    /// The reason for which the bytes are no frame of this protocol.
+    pub(super) fn take(&mut self) -> Result<Option<StoreFrame>, Malformed> {
         let known = self.bytes.len().min(MAGIC.len());
         if self.bytes[..known] != MAGIC[..known] {
             return Err(Malformed::Foreign);
@@ -191,20 +205,20 @@ impl FrameBuffer {
         if version != VERSION {
             return Err(Malformed::Version(version));
         }
-        let control_len = usize::from(u16::from_le_bytes([c0, c1]));
+        let message_len = usize::from(u16::from_le_bytes([c0, c1]));
         let value_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
-        if control_len > CONTROL_LIMIT || value_len > self.value_limit {
+        if message_len > MESSAGE_LIMIT || value_len > self.value_limit {
             return Err(Malformed::TooLong);
         }
-        let value_at = HEADER + control_len;
+        let value_at = HEADER + message_len;
         if self.bytes.len() < value_at + value_len {
             return Ok(None);
         }
         let rest = self.bytes.split_off(value_at + value_len);
-        let mut control = std::mem::replace(&mut self.bytes, rest);
-        let value = control.split_off(value_at);
-        control.drain(..HEADER);
-        Ok(Some(Frame { control, value }))
+        let mut message = std::mem::replace(&mut self.bytes, rest);
+        let value = message.split_off(value_at);
+        message.drain(..HEADER);
+        Ok(Some(StoreFrame { message, value }))
     }
 }
 
@@ -261,10 +275,10 @@ mod tests {
     #[test]
     fn a_stranger_may_send_no_value() {
         let header = &framed(&Request::Set { key: "key".into() }, b"v")[..HEADER];
-        let mut buffer = FrameBuffer::at_door();
+        let mut buffer = FrameBuffer::without_values();
         buffer.extend(header);
         assert_eq!(buffer.take(), Err(Malformed::TooLong));
-        buffer.admit();
+        buffer.allow_values();
         assert_eq!(buffer.take(), Ok(None));
     }
 

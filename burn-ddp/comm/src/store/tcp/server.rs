@@ -1,52 +1,56 @@
 //! The thread that serves the store on rank 0.
 //!
-//! One thread that polls, not a thread for each connection: it can be stopped and joined whatever its clients
-//! do, and a world of a thousand ranks costs it a thousand sockets and no stacks. Its sockets never block, so a
-//! client that stops reading or sends garbage holds up nobody but itself.
+//! One thread polls all connections, instead of a thread for each: it can be stopped and joined whatever its clients
+//! do, and a world of a thousand ranks costs it a thousand sockets and no stacks. Its sockets never block, so a client
+//! that stops reading or sends garbage delays no other client.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
 use std::net::TcpListener;
-use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
-use super::board::{Board, ConnectionId};
-use super::connection::Connection;
+use super::registry::{ConnectionId, Registry};
+use super::server_connection::ServerConnection;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::store::Claim;
+use crate::net::poll::{Waker, wait};
+use crate::store::claim::Claim;
 
 /// Time for the last answers to leave when the server ends; only a client that does not read uses it up.
-const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
-/// Rest of the listener after an accept that failed, for want of file descriptors for instance.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(1);
+/// Pause of the listener after a failed accept, for want of file descriptors for instance.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The running server. Dropping it says farewell to every client, ends the thread and frees the port.
+/// The running server. Dropping it sends every client a last answer, ends the thread and frees the port.
 pub(super) struct Server {
-    stop: UnixStream,
+    stop: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
     /// Serves on `listener` on behalf of `owner`.
+    ///
+    /// # Errors
+    /// `Io` when the thread cannot be started.
     pub(super) fn start(listener: TcpListener, owner: Claim) -> Result<Self> {
         let failed = |error: io::Error| Error::io("cannot start the server of the store", error);
-        let (stop, stopped) = UnixStream::pair().map_err(failed)?;
+        let stop = Arc::new(Waker::new()?);
         listener.set_nonblocking(true).map_err(failed)?;
-        let serving = Serving {
+        let event_loop = EventLoop {
             listener,
-            stopped,
-            board: Board::new(owner),
+            stop: stop.clone(),
+            registry: Registry::new(owner),
             connections: BTreeMap::new(),
             next: 0,
-            accept_rest: Deadline::after(Duration::ZERO),
+            accept_after: Deadline::after(Duration::ZERO),
         };
         let thread = std::thread::Builder::new()
             .name("burn-ddp-store".into())
-            .spawn(move || serving.run())
+            .spawn(move || event_loop.run())
             .map_err(failed)?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -54,8 +58,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A failed write means that the thread is gone already, which the join finds out as well.
-        let _ = self.stop.write(&[1]);
+        self.stop.wake();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -64,27 +67,27 @@ impl Drop for Server {
     }
 }
 
-struct Serving {
+struct EventLoop {
     listener: TcpListener,
-    stopped: UnixStream,
-    board: Board,
-    connections: BTreeMap<ConnectionId, Connection>,
+    /// Readable when the server is to end.
+    stop: Arc<Waker>,
+    registry: Registry,
+    connections: BTreeMap<ConnectionId, ServerConnection>,
     next: ConnectionId,
-    accept_rest: Deadline,
+    accept_after: Deadline,
 }
 
-/// What one poll has found.
-#[derive(Default)]
+/// Descriptors that one wait has found ready.
 struct Ready {
     stop: bool,
     accept: bool,
     connections: Vec<(ConnectionId, PollFlags)>,
 }
 
-impl Serving {
+impl EventLoop {
     fn run(mut self) {
         loop {
-            let ready = match self.poll(self.next_deadline()) {
+            let ready = match self.wait(self.time_limit()) {
                 Ok(ready) if ready.stop => break,
                 Ok(ready) => ready,
                 Err(error) => {
@@ -100,47 +103,49 @@ impl Serving {
                 if flags.contains(PollFlags::OUT) {
                     connection.flush();
                 }
-                // Anything else, an error included, is found out by reading.
+                // Reading reveals everything else, errors included.
                 if !(flags - PollFlags::OUT).is_empty() {
-                    connection.receive(id, &mut self.board);
+                    connection.receive(id, &mut self.registry);
                 }
             }
-            self.settle();
+            self.update_connections();
         }
-        self.farewell();
+        self.shut_down();
     }
 
-    /// Answers whoever can be answered now, and forgets the connections that are over.
-    fn settle(&mut self) {
+    /// Answers all clients that can be answered now, and drops closed connections.
+    fn update_connections(&mut self) {
         loop {
             for connection in self.connections.values_mut() {
-                connection.settle(&self.board);
+                connection.update(&self.registry);
             }
-            let (board, before) = (&mut self.board, self.connections.len());
+            let (registry, before) = (&mut self.registry, self.connections.len());
             self.connections.retain(|id, connection| {
-                if connection.is_over() {
-                    board.leave(*id);
+                if connection.is_closed() {
+                    registry.connection_closed(*id);
                 }
-                !connection.is_over()
+                !connection.is_closed()
             });
-            // Who leaves may be what the others have to hear about.
+            // The end of one connection may be the answer to the clients of others.
             if self.connections.len() == before {
                 return;
             }
         }
     }
 
-    fn farewell(&mut self) {
+    fn shut_down(&mut self) {
         for connection in self.connections.values_mut() {
-            connection.dismiss(self.board.farewell());
+            connection.answer_and_close(self.registry.last_response());
         }
-        let deadline = Deadline::after(FAREWELL_LIMIT);
+        // A waker that stays readable would end each wait at once.
+        self.stop.clear();
+        let deadline = Deadline::after(SHUTDOWN_LIMIT);
         loop {
-            self.connections.retain(|_, connection| !connection.is_over());
+            self.connections.retain(|_, connection| !connection.is_closed());
             if self.connections.is_empty() || deadline.passed() {
                 return;
             }
-            let Ok(ready) = self.poll(Some(deadline.remaining())) else { return };
+            let Ok(ready) = self.wait(deadline.remaining()) else { return };
             for (id, flags) in ready.connections {
                 if let Some(connection) = self.connections.get_mut(&id)
                     && !flags.is_empty()
@@ -155,7 +160,7 @@ impl Serving {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    if let Ok(connection) = Connection::new(stream) {
+                    if let Ok(connection) = ServerConnection::new(stream) {
                         self.connections.insert(self.next, connection);
                         self.next += 1;
                     }
@@ -163,45 +168,34 @@ impl Serving {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
                     tracing::warn!("the store cannot accept a connection: {error}");
-                    self.accept_rest = Deadline::after(ACCEPT_REST);
+                    self.accept_after = Deadline::after(ACCEPT_BACKOFF);
                     return;
                 }
             }
         }
     }
 
-    fn next_deadline(&self) -> Option<Duration> {
-        let rest = Some(self.accept_rest.remaining()).filter(|rest| !rest.is_zero());
-        self.connections.values().filter_map(Connection::next_deadline).chain(rest).min()
+    /// Time after which there is something to do even if all descriptors stay silent.
+    fn time_limit(&self) -> Duration {
+        let backoff = Some(self.accept_after.remaining()).filter(|left| !left.is_zero());
+        let limits = self.connections.values().filter_map(ServerConnection::time_limit);
+        limits.chain(backoff).min().unwrap_or(Duration::MAX)
     }
 
-    /// Waits until something can be done, at most `limit`.
-    fn poll(&self, limit: Option<Duration>) -> io::Result<Ready> {
-        // The listener goes last: it is left out while it rests.
-        let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
-        fds.extend(
-            self.connections
-                .values()
-                .map(|connection| PollFd::new(connection.stream(), connection.interest())),
-        );
-        if self.accept_rest.passed() {
+    fn wait(&self, limit: Duration) -> Result<Ready> {
+        // The listener goes last, because it is left out during its backoff.
+        let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
+        let connections = self.connections.values();
+        fds.extend(connections.map(|connection| PollFd::new(connection.stream(), connection.interest())));
+        if self.accept_after.passed() {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
-        // Rounded up: a wait that ends too early finds nothing to do and spins.
-        let limit = limit.map(|limit| Timespec::try_from(limit + Duration::from_millis(1)).unwrap_or(A_DAY));
-        match poll(&mut fds, limit.as_ref()) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
-            Err(error) => return Err(error.into()),
-        }
-        let hit = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
+        wait(&mut fds, limit)?;
+        let is_ready = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
         Ok(Ready {
-            stop: hit(fds.first()),
-            accept: hit(fds.get(self.connections.len() + 1)),
+            stop: is_ready(fds.first()),
+            accept: is_ready(fds.get(self.connections.len() + 1)),
             connections: self.connections.keys().copied().zip(fds[1..].iter().map(PollFd::revents)).collect(),
         })
     }
 }
-
-/// For a wait that is longer than the system can count.
-const A_DAY: Timespec = Timespec { tv_sec: 86_400, tv_nsec: 0 };

@@ -16,7 +16,7 @@ fn info(rank: usize, port: u16) -> RankInfo {
 
 /// A process of another pid on this host, as far as the store can tell.
 fn join_as(pid: u32, info: &RankInfo, timeout: Duration) -> Result<TcpStore> {
-    TcpStore::join(info, Claim { pid, ..Claim::of(info) }, timeout)
+    TcpStore::connect(info, Claim { pid, ..Claim::of(info) }, timeout)
 }
 
 fn serve() -> (TcpStore, u16) {
@@ -260,7 +260,7 @@ fn an_idle_client_hears_of_the_end_at_its_next_call() {
 
 #[test]
 fn a_name_serves_as_well_as_an_address() {
-    let host = hostname::get().unwrap().to_string_lossy().into_owned();
+    let host = crate::net::host::host_name();
     for name in ["localhost", "127.0.0.2", "::1", "[::1]", &host] {
         if client::resolve(name, 1).is_err() || (name.contains(':') && TcpListener::bind("[::1]:0").is_err())
         {
@@ -280,7 +280,8 @@ fn a_rank_that_ends_without_a_goodbye_fails_everybody_at_once() {
     let two = join_as(102, &info(2, port), LONG).unwrap();
     let claim = Claim { pid: 101, ..Claim::of(&info(1, port)) };
     let hello = Request::Hello { claim, client: 0, serves: false };
-    let one = link::Link::open(zero.server_addr(), &hello, Deadline::after(LONG)).unwrap();
+    let one =
+        client_connection::ClientConnection::open(zero.server_addr(), &hello, Deadline::after(LONG)).unwrap();
     let start = Instant::now();
     let (kind, words) = (ErrorKind::PeerLost(Rank(1)), ["rank 1 (pid 101 on host", "ended during start-up"]);
     std::thread::scope(|scope| {

@@ -24,8 +24,8 @@ use super::memory::SharedMemory;
 use super::{Board, BoardPlan, CallerBusy, NAP};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::net::poll::wait;
 use crate::transport::Liveness;
-use crate::transport::poll::wait;
 
 const NONCE: usize = 16;
 

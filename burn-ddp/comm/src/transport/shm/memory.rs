@@ -16,6 +16,7 @@ use rustix::io::retry_on_intr;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Result};
+use crate::net::host::memory;
 
 /// The memory while it is mapped here.
 pub(super) struct SharedMemory {
@@ -31,7 +32,7 @@ unsafe impl Send for SharedMemory {}
 impl SharedMemory {
     /// `bytes` zeroed and reserved bytes.
     pub(super) fn reserve(bytes: usize) -> Result<Self> {
-        let available = available();
+        let available = memory().available;
         let failed = |error: rustix::io::Errno| {
             let free = available.map_or(String::new(), |free| format!(", {free} are available"));
             Error::io(format!("cannot reserve {bytes} bytes of shared memory{free}"), error)
@@ -88,30 +89,6 @@ impl Drop for SharedMemory {
         // SAFETY: the mapping that `map` made; nothing that borrows from it outlives it.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }
-}
-
-/// Bytes that the host, or the container, could still give.
-fn available() -> Option<u64> {
-    let host = || {
-        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
-    };
-    let container = || {
-        let number = |file: &str| {
-            let text = std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?;
-            text.trim().parse::<u64>().ok()
-        };
-        // Files that were read count as used, but make room. "max" is no number, and no limit.
-        let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
-        let of = |name: &str| {
-            let line = stat.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0)
-        };
-        let used = number("memory.current")?.saturating_sub(of("inactive_file ") + of("active_file "));
-        Some(number("memory.max")?.saturating_sub(used))
-    };
-    [host(), container()].into_iter().flatten().min()
 }
 
 #[cfg(all(test, not(miri)))]

@@ -1,9 +1,18 @@
-//! From a list of addresses to a connection with everyone.
+//! Connecting a rank with all others, whose addresses it knows.
 //!
-//! A rank calls all lower ranks and is called by all higher ones, two connections for each pair: one for
-//! frames and one for control, because a heartbeat must not queue behind a gigabyte of gradients. All of it is
-//! one loop over non-blocking sockets, so that no connection (a silent stranger's, a slow peer's) can delay
-//! another.
+//! A rank opens the connections with all lower ranks and accepts those of all higher ones. Each pair has two, one for
+//! frames and one for control, because a heartbeat must not queue behind a gigabyte of gradients.
+//!
+//! ```text
+//!   higher rank                                       lower rank
+//!   connect ────────────────────────────────────────> accept
+//!   hello: group, rank, purpose ────────────────────> of another group, or no hello: close
+//!   close, or another rank: PeerLost <──── close      of a member: keep the connection
+//!   keep the connection <──────── acknowledgement: rank
+//! ```
+//!
+//! One loop advances all handshakes over sockets that do not block, so no connection delays another, be it one of a
+//! program that is no member or of a slow peer.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind as IoErrorKind, Write};
@@ -13,19 +22,19 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::call::{Call, Caller, Outcome};
+use super::handshake::{HandshakeState, IncomingHandshake, OutgoingHandshake};
 use super::hello::{LONGEST_GROUP, Purpose, acknowledgement, hello};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::net::poll::wait;
 use crate::rank::Rank;
-use crate::transport::PeerInfo;
-use crate::transport::poll::wait;
+use crate::rendezvous::PeerInfo;
 
-/// Callers more than all members together that may keep silent. Members introduce themselves at once, so the
-/// one that has been silent longest gives way.
-const STRANGERS: usize = 64;
+/// Accepted connections without a hello that are kept, besides those of all members. Members send their hello at once,
+/// so the connection that has been silent longest is closed first.
+const SILENT_CONNECTIONS: usize = 64;
 
-/// The connections of one rank by the rank at the other end; none with itself.
+/// Connections of one rank with all others, by the rank at the other end.
 #[derive(Debug)]
 pub struct Mesh {
     /// For frames.
@@ -48,13 +57,16 @@ impl Mesh {
     }
 }
 
-/// Where this rank will be called. It exists before the addresses are exchanged, so that no call comes too
+/// The listening socket of this rank. It exists before ranks exchange their addresses, so that no connection comes too
 /// early.
 #[derive(Debug)]
 pub struct Listener(TcpListener);
 
 impl Listener {
     /// Listens on a free port of `address`.
+    ///
+    /// # Errors
+    /// `Io` when `address` is not one of this host.
     pub fn bind(address: IpAddr) -> Result<Listener> {
         let listener = TcpListener::bind((address, 0)).map_err(|error| {
             Error::io(format!("cannot listen on {address} (is it an address of this host?)"), error)
@@ -62,17 +74,20 @@ impl Listener {
         Ok(Self(listener))
     }
 
-    /// The address that peers call.
+    /// The address to which peers connect.
+    ///
+    /// # Errors
+    /// `Io` when the system does not tell it.
     pub fn address(&self) -> Result<SocketAddr> {
         self.0.local_addr().map_err(|error| Error::io("cannot read the address of a listening socket", error))
     }
 
-    /// Connects `me` with all `peers`, which are listed by rank and include `me`. All members must give the
-    /// same `group`; whoever gives another one is a stranger and is ignored.
+    /// Connects `me` with all `peers`, which are listed by rank and include `me`. All members must pass the same
+    /// `group`; connections of other groups are closed.
     ///
     /// # Errors
-    /// `Timeout` naming the peers that are missing, `PeerLost` for a peer that nobody answers for, `Config`
-    /// when the list is not in the order of ranks.
+    /// `Timeout` naming the peers that are missing, `PeerLost` for a peer whose address refuses the connection,
+    /// `Config` when the list is not in rank order.
     pub fn connect(self, me: Rank, group: &str, peers: &[PeerInfo], deadline: Deadline) -> Result<Mesh> {
         if let Some((index, peer)) = peers.iter().enumerate().find(|(index, peer)| peer.rank.0 != *index) {
             return Err(Error::config(format!(
@@ -90,34 +105,35 @@ impl Listener {
                 group.len()
             )));
         }
-        let nobody = || peers.iter().map(|_| None).collect::<Vec<_>>();
-        let mesh = Mesh { data: nobody(), control: nobody() };
+        let none = || peers.iter().map(|_| None).collect::<Vec<_>>();
+        let mesh = Mesh { data: none(), control: none() };
         if peers.len() == 1 {
             return Ok(mesh);
         }
         self.0
             .set_nonblocking(true)
             .map_err(|error| Error::io("connect: cannot make the listening socket non-blocking", error))?;
-        Meeting { me, group, peers, listener: self.0, mesh, callers: VecDeque::new(), calls: Vec::new() }
-            .run(deadline)
+        let (incoming, outgoing) = (VecDeque::new(), Vec::new());
+        MeshBuilder { me, group, peers, listener: self.0, mesh, incoming, outgoing }.run(deadline)
     }
 }
 
-struct Meeting<'a> {
+struct MeshBuilder<'a> {
     me: Rank,
     group: &'a str,
     peers: &'a [PeerInfo],
     listener: TcpListener,
     mesh: Mesh,
-    callers: VecDeque<Caller>,
-    calls: Vec<Call>,
+    /// In the order in which they were accepted.
+    incoming: VecDeque<IncomingHandshake>,
+    outgoing: Vec<OutgoingHandshake>,
 }
 
-impl Meeting<'_> {
+impl MeshBuilder<'_> {
     fn run(mut self, deadline: Deadline) -> Result<Mesh> {
         for peer in &self.peers[..self.me.0] {
             for purpose in Purpose::ALL {
-                self.calls.push(self.call(peer, purpose)?);
+                self.outgoing.push(self.open(peer, purpose)?);
             }
         }
         loop {
@@ -128,32 +144,32 @@ impl Meeting<'_> {
             if deadline.passed() {
                 return Err(self.timeout(&missing, deadline));
             }
-            let (somebody_calls, callers, calls) = self.wait(deadline)?;
-            self.answer_callers(&callers)?;
-            self.advance_calls(&calls)?;
-            if somebody_calls {
+            let (listener, incoming, outgoing) = self.wait(deadline)?;
+            self.advance_incoming(&incoming);
+            self.advance_outgoing(&outgoing)?;
+            if listener {
                 self.accept()?;
             }
         }
     }
 
-    /// Which connections have something to do: the listener, the callers, the calls.
+    /// Waits until a handshake can advance; returns which of the listener, `incoming` and `outgoing` are ready.
     fn wait(&self, deadline: Deadline) -> Result<(bool, Vec<bool>, Vec<bool>)> {
         let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
-        fds.extend(self.callers.iter().map(|caller| PollFd::new(&caller.stream, PollFlags::IN)));
-        fds.extend(self.calls.iter().map(|call| {
-            let next = if call.hello.is_empty() { PollFlags::IN } else { PollFlags::OUT };
-            PollFd::new(&call.stream, next)
+        fds.extend(self.incoming.iter().map(|handshake| PollFd::new(&handshake.stream, PollFlags::IN)));
+        fds.extend(self.outgoing.iter().map(|handshake| {
+            let next = if handshake.unsent.is_empty() { PollFlags::IN } else { PollFlags::OUT };
+            PollFd::new(&handshake.stream, next)
         }));
         wait(&mut fds, deadline.remaining())?;
         let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
         let listener = ready.next().unwrap_or(false);
-        let callers = ready.by_ref().take(self.callers.len()).collect();
-        Ok((listener, callers, ready.collect()))
+        let incoming = ready.by_ref().take(self.incoming.len()).collect();
+        Ok((listener, incoming, ready.collect()))
     }
 
-    fn call(&self, peer: &PeerInfo, purpose: Purpose) -> Result<Call> {
-        let open = || {
+    fn open(&self, peer: &PeerInfo, purpose: Purpose) -> Result<OutgoingHandshake> {
+        let connect = || {
             let domain = Domain::for_address(peer.address);
             let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
             socket.set_nonblocking(true)?;
@@ -163,28 +179,26 @@ impl Meeting<'_> {
                 _ => Ok(socket.into()),
             }
         };
-        let stream = open().map_err(|error| self.unreachable(peer.rank, error))?;
-        let hello = hello(self.group, self.me, purpose);
-        Ok(Call { peer: peer.rank, purpose, stream, hello, answer: Vec::new() })
+        let stream = connect().map_err(|error| self.unreachable(peer.rank, error))?;
+        let unsent = hello(self.group, self.me, purpose);
+        Ok(OutgoingHandshake { peer: peer.rank, purpose, stream, unsent, received: Vec::new() })
     }
 
     fn accept(&mut self) -> Result<()> {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    // A stranger that has already hung up refuses these options: no reason to stop.
+                    // Fails when the other end has closed the connection already.
                     if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
                         continue;
                     }
-                    let mut caller = Caller { stream, said: Vec::new() };
-                    let outcome = caller.listen(self.group);
-                    self.settle(caller, outcome)?;
-                    if self.callers.len() > STRANGERS + 2 * self.peers.len() {
-                        self.callers.pop_front();
+                    self.advance_or_keep(IncomingHandshake::new(stream));
+                    if self.incoming.len() > SILENT_CONNECTIONS + 2 * self.peers.len() {
+                        self.incoming.pop_front();
                     }
                 }
                 Err(error) if error.kind() == IoErrorKind::WouldBlock => return Ok(()),
-                Err(error) if passing(error.kind()) => {}
+                Err(error) if concerns_one_connection(error.kind()) => {}
                 Err(error) => {
                     return Err(Error::io("connect: cannot accept the connection of a peer", error));
                 }
@@ -192,41 +206,44 @@ impl Meeting<'_> {
         }
     }
 
-    fn answer_callers(&mut self, ready: &[bool]) -> Result<()> {
-        for (mut caller, ready) in std::mem::take(&mut self.callers).into_iter().zip(ready) {
-            let outcome = if *ready { caller.listen(self.group) } else { Outcome::Waits };
-            self.settle(caller, outcome)?;
+    fn advance_incoming(&mut self, ready: &[bool]) {
+        for (handshake, ready) in std::mem::take(&mut self.incoming).into_iter().zip(ready) {
+            match ready {
+                true => self.advance_or_keep(handshake),
+                false => self.incoming.push_back(handshake),
+            }
         }
-        Ok(())
     }
 
-    fn settle(&mut self, caller: Caller, outcome: Outcome) -> Result<()> {
-        match outcome {
-            Outcome::Waits => self.callers.push_back(caller),
-            Outcome::Stays(peer, purpose) if peer > self.me && peer.0 < self.peers.len() => {
+    /// Advances `handshake`; keeps it if it is pending, and its connection if it is one of a member.
+    fn advance_or_keep(&mut self, mut handshake: IncomingHandshake) {
+        match handshake.advance(self.group) {
+            HandshakeState::Pending => self.incoming.push_back(handshake),
+            HandshakeState::Complete(peer, purpose) if peer > self.me && peer.0 < self.peers.len() => {
                 let slot = self.mesh.slot(peer, purpose);
-                // A second caller of the same name does not take the place of the first.
-                if slot.is_none() && (&caller.stream).write_all(&acknowledgement(self.me)).is_ok() {
-                    *slot = Some(caller.stream);
+                // A second connection of the same rank does not replace the first.
+                if slot.is_none() && (&handshake.stream).write_all(&acknowledgement(self.me)).is_ok() {
+                    *slot = Some(handshake.stream);
                 }
             }
-            Outcome::Stays(..) | Outcome::Closes => {}
+            HandshakeState::Complete(..) | HandshakeState::Failed => {}
         }
-        Ok(())
     }
 
-    fn advance_calls(&mut self, ready: &[bool]) -> Result<()> {
-        for (mut call, ready) in std::mem::take(&mut self.calls).into_iter().zip(ready) {
-            let outcome = if *ready { call.advance() } else { Ok(Outcome::Waits) };
-            match outcome.map_err(|error| self.unreachable(call.peer, error))? {
-                Outcome::Waits => self.calls.push(call),
-                Outcome::Stays(peer, purpose) => *self.mesh.slot(peer, purpose) = Some(call.stream),
-                Outcome::Closes => {
-                    let hung_up = std::io::Error::other(
-                        "it hung up without a greeting: its process has ended, or the address belongs to \
-                         another group or version",
+    fn advance_outgoing(&mut self, ready: &[bool]) -> Result<()> {
+        for (mut handshake, ready) in std::mem::take(&mut self.outgoing).into_iter().zip(ready) {
+            let state = if *ready { handshake.advance() } else { Ok(HandshakeState::Pending) };
+            match state.map_err(|error| self.unreachable(handshake.peer, error))? {
+                HandshakeState::Pending => self.outgoing.push(handshake),
+                HandshakeState::Complete(peer, purpose) => {
+                    *self.mesh.slot(peer, purpose) = Some(handshake.stream);
+                }
+                HandshakeState::Failed => {
+                    let closed = std::io::Error::other(
+                        "it closed the connection without an acknowledgement: its process has ended, or the address \
+                         belongs to another group or version",
                     );
-                    return Err(self.unreachable(call.peer, hung_up));
+                    return Err(self.unreachable(handshake.peer, closed));
                 }
             }
         }
@@ -253,8 +270,8 @@ impl Meeting<'_> {
         Error::new(
             ErrorKind::Timeout,
             format!(
-                "connect: {} of group {:?} has no connection with {} after {:?}; see whether they still run \
-                 and whether a firewall is between the hosts",
+                "connect: {} of group {:?} has no connection with {} after {:?}; check that they still run and that no \
+                 firewall is between the hosts",
                 self.me,
                 self.group,
                 names.join(", "),
@@ -264,7 +281,7 @@ impl Meeting<'_> {
     }
 }
 
-/// Errors of `accept` that concern only the connection that was about to be accepted.
-fn passing(kind: IoErrorKind) -> bool {
+/// Whether an error of `accept` concerns only the connection that was about to be accepted.
+fn concerns_one_connection(kind: IoErrorKind) -> bool {
     matches!(kind, IoErrorKind::Interrupted | IoErrorKind::ConnectionAborted | IoErrorKind::ConnectionReset)
 }

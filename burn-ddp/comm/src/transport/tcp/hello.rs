@@ -1,12 +1,19 @@
-//! The first bytes on a connection: who calls, for which group, and what for.
+//! The first bytes of a connection between two ranks.
 //!
-//! A listening port hears from anybody: health checks, port scans, a rank of another run that read an old
-//! address. A connection counts only when it has introduced itself, and the caller only counts on it when the
-//! other side has answered with its own rank.
+//! ```text
+//!   hello:            magic  version  length of group  group  purpose  rank
+//!                     8      2        4                ...    1        4       bytes; numbers are little-endian
+//!   acknowledgement:  magic  rank
+//!                     8      4
+//! ```
+//!
+//! Any program may connect to a listening port: health checks, port scans, a rank of another run with an old address.
+//! So the listener keeps a connection only after a hello of its own group, and the caller uses it only after the
+//! acknowledgement with the rank that it called.
 
 use crate::rank::Rank;
 
-/// What a connection carries.
+/// Use of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Frames of collectives.
@@ -20,27 +27,29 @@ impl Purpose {
 }
 
 const MAGIC: &[u8; 8] = b"burn-ddp";
-/// To be raised with any change of what travels between ranks.
+/// Version of all bytes that travel between ranks, to be raised with any change of them.
 const VERSION: u16 = 1;
-/// Magic, version, length of the group's name; then its bytes, the purpose and the rank.
+/// Bytes before the group's name.
 const FIXED: usize = 8 + 2 + 4;
+/// Bytes behind it.
+const TAIL: usize = 1 + 4;
 const ACK: &[u8; 8] = b"ddp-here";
 /// Longest name of a group.
 pub(super) const LONGEST_GROUP: usize = 1024;
 
-/// What the bytes of a caller amount to so far.
+/// Result of parsing the bytes that a caller has sent so far.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard {
-    /// Nothing wrong, but this many bytes are missing.
-    Lacks(usize),
-    /// Not a member of this group.
+pub(super) enum ParsedHello {
+    /// The start of a hello of which this many bytes are missing.
+    Incomplete(usize),
+    /// No hello of this group.
     Foreign,
-    /// A complete introduction.
+    /// A complete hello.
     Member(Rank, Purpose),
 }
 
 fn opening(group: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(FIXED + group.len() + 5);
+    let mut bytes = Vec::with_capacity(FIXED + group.len() + TAIL);
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&(group.len() as u32).to_le_bytes());
@@ -48,7 +57,7 @@ fn opening(group: &str) -> Vec<u8> {
     bytes
 }
 
-/// What `rank` says when it calls.
+/// The hello of `rank`.
 pub(super) fn hello(group: &str, rank: Rank, purpose: Purpose) -> Vec<u8> {
     let mut bytes = opening(group);
     bytes.push(purpose as u8);
@@ -56,27 +65,27 @@ pub(super) fn hello(group: &str, rank: Rank, purpose: Purpose) -> Vec<u8> {
     bytes
 }
 
-/// Judges what a caller has said so far; it is never asked for more than an introduction has.
-pub(super) fn hear(bytes: &[u8], group: &str) -> Heard {
+/// Parses the bytes that a caller has sent so far. It never asks for more bytes than a hello has.
+pub(super) fn parse_hello(bytes: &[u8], group: &str) -> ParsedHello {
     let opening = opening(group);
     let known = bytes.len().min(opening.len());
     if bytes[..known] != opening[..known] {
-        return Heard::Foreign;
+        return ParsedHello::Foreign;
     }
-    let whole = opening.len() + 5;
+    let whole = opening.len() + TAIL;
     let [purpose, rank @ ..] = &bytes[known..] else {
-        return Heard::Lacks(whole - bytes.len());
+        return ParsedHello::Incomplete(whole - bytes.len());
     };
     let Some(purpose) = Purpose::ALL.into_iter().find(|one| *one as u8 == *purpose) else {
-        return Heard::Foreign;
+        return ParsedHello::Foreign;
     };
     match <[u8; 4]>::try_from(rank) {
-        Ok(rank) => Heard::Member(Rank(u32::from_le_bytes(rank) as usize), purpose),
-        Err(_) => Heard::Lacks(whole.saturating_sub(bytes.len())),
+        Ok(rank) => ParsedHello::Member(Rank(u32::from_le_bytes(rank) as usize), purpose),
+        Err(_) => ParsedHello::Incomplete(whole.saturating_sub(bytes.len())),
     }
 }
 
-/// What `rank` answers to a member's call.
+/// The answer of `rank` to the hello of a member.
 pub(super) fn acknowledgement(rank: Rank) -> [u8; 12] {
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(ACK);
@@ -92,18 +101,18 @@ mod tests {
     fn a_hello_is_heard_at_its_last_byte() {
         let bytes = hello("run/0", Rank(7), Purpose::Control);
         for cut in 0..bytes.len() {
-            assert_eq!(hear(&bytes[..cut], "run/0"), Heard::Lacks(bytes.len() - cut));
+            assert_eq!(parse_hello(&bytes[..cut], "run/0"), ParsedHello::Incomplete(bytes.len() - cut));
         }
-        assert_eq!(hear(&bytes, "run/0"), Heard::Member(Rank(7), Purpose::Control));
+        assert_eq!(parse_hello(&bytes, "run/0"), ParsedHello::Member(Rank(7), Purpose::Control));
     }
 
     #[test]
     fn strangers_are_known_by_their_first_wrong_byte() {
-        assert_eq!(hear(b"GET", "run"), Heard::Foreign);
-        assert_eq!(hear(&hello("other", Rank(1), Purpose::Data), "run"), Heard::Foreign);
-        assert_eq!(hear(&hello("run2", Rank(1), Purpose::Data)[..FIXED], "run"), Heard::Foreign);
+        assert_eq!(parse_hello(b"GET", "run"), ParsedHello::Foreign);
+        assert_eq!(parse_hello(&hello("other", Rank(1), Purpose::Data), "run"), ParsedHello::Foreign);
+        assert_eq!(parse_hello(&hello("run2", Rank(1), Purpose::Data)[..FIXED], "run"), ParsedHello::Foreign);
         let mut bytes = hello("run", Rank(1), Purpose::Data);
         bytes[FIXED + 3] = 9;
-        assert_eq!(hear(&bytes, "run"), Heard::Foreign);
+        assert_eq!(parse_hello(&bytes, "run"), ParsedHello::Foreign);
     }
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::dtype::DType;
 use crate::dtype::ReduceOp;
 use crate::operation::Operation;
-use crate::transport::PeerInfo;
+use crate::rendezvous::PeerInfo;
 
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -92,7 +92,7 @@ fn a_ring_in_which_everybody_sends_first() {
 
 #[test]
 fn frames_around_the_limits_of_one_read() {
-    for bytes in [0, 1, FRONT - Header::SIZE - 1, FRONT - Header::SIZE, FRONT - Header::SIZE + 1, FRONT * 3] {
+    for bytes in [0, 1, HEAD - Header::SIZE - 1, HEAD - Header::SIZE, HEAD - Header::SIZE + 1, HEAD * 3] {
         ring(3, bytes);
     }
 }
@@ -111,7 +111,7 @@ fn crumbs(bytes: &mut [u8], step: usize) -> Vec<&mut [u8]> {
 
 #[test]
 fn bodies_of_many_buffers_are_cut_anew_on_arrival() {
-    for bytes in [1, 500, FRONT - Header::SIZE, FRONT, 100_000] {
+    for bytes in [1, 500, HEAD - Header::SIZE, HEAD, 100_000] {
         wires(2, |me, mut wire| {
             let (peer, header) = (Rank(1 - me.0), frame(Operation::AllReduce(ReduceOp::Sum), 0, bytes));
             let pattern = |rank: Rank| (0..bytes).map(|at| (at % 251 + rank.0) as u8).collect::<Vec<u8>>();

@@ -1,7 +1,8 @@
-//! The one way in which this crate waits for sockets, and the bell that ends such a wait.
+//! Waiting for sockets, and the descriptor with which another thread ends such a wait.
 //!
-//! A thread that waits for a peer must also hear that the group has been given up, and it can only wait for
-//! file descriptors. So the news comes as one: [`Wake`] is a descriptor that another thread makes readable.
+//! A thread that waits for a peer must also notice that the group has failed or that its owner wants it to stop, and a
+//! wait for sockets only ends for file descriptors. So the other thread makes the descriptor of a [`Waker`] readable,
+//! which stands in each wait beside the sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -11,10 +12,13 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-/// Longest single wait; callers look at their deadline again afterwards. Keeps any duration representable.
+/// Longest single wait, so that any duration can be given; callers check their deadline afterwards.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// Waits until one of `fds` is ready or `limit` is over. A signal ends the wait early with nothing ready.
+///
+/// # Errors
+/// `Io` when the system call fails.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Duration) -> Result<()> {
     let limit = limit.min(LONGEST);
     let limit = Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos() as _ };
@@ -24,20 +28,22 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Duration) -> Result<()> {
             fds.iter_mut().for_each(PollFd::clear_revents);
             Ok(())
         }
-        Err(error) => Err(Error::io("cannot wait for the connections of the group", error)),
+        Err(error) => Err(Error::io("cannot wait for sockets", error)),
     }
 }
 
-/// A descriptor that becomes readable when somebody calls [`raise`](Wake::raise), and stays so until
-/// [`clear`](Wake::clear).
-pub(crate) struct Wake {
+/// A descriptor that becomes readable with [`wake`](Waker::wake), and stays so until [`clear`](Waker::clear).
+pub(crate) struct Waker {
     read: OwnedFd,
     /// The other end where one descriptor cannot do both.
     write: Option<OwnedFd>,
 }
 
-impl Wake {
-    /// A bell that has not rung.
+impl Waker {
+    /// A descriptor that is not readable yet.
+    ///
+    /// # Errors
+    /// `Io` when this process has no file descriptors left.
     pub(crate) fn new() -> Result<Self> {
         Self::open().map_err(|error| Error::io("cannot open a descriptor to end waits with", error))
     }
@@ -61,20 +67,20 @@ impl Wake {
     }
 
     /// Makes the descriptor readable.
-    pub(crate) fn raise(&self) {
-        // The only failure is a bell that is full because it has already rung. Eight bytes is what an event
-        // descriptor takes, and a pipe does not mind.
+    pub(crate) fn wake(&self) {
+        // Fails only when the descriptor is full, and then it is readable. An event descriptor takes eight bytes at a
+        // time, and a pipe takes any number.
         let _ = rustix::io::write(self.write.as_ref().unwrap_or(&self.read), &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor silent again.
+    /// Makes the descriptor unreadable again.
     pub(crate) fn clear(&self) {
-        let mut rung = [0u8; 64];
-        while rustix::io::read(&self.read, &mut rung).is_ok_and(|count| count == rung.len()) {}
+        let mut bytes = [0u8; 64];
+        while rustix::io::read(&self.read, &mut bytes).is_ok_and(|count| count == bytes.len()) {}
     }
 }
 
-impl AsFd for Wake {
+impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.read.as_fd()
     }
@@ -85,28 +91,28 @@ mod tests {
     use super::*;
     use rustix::event::PollFlags;
 
-    fn rung(wake: &Wake) -> bool {
-        let mut fds = [PollFd::new(wake, PollFlags::IN)];
+    fn readable(waker: &Waker) -> bool {
+        let mut fds = [PollFd::new(waker, PollFlags::IN)];
         wait(&mut fds, Duration::ZERO).unwrap();
         !fds[0].revents().is_empty()
     }
 
     #[test]
-    fn rings_until_cleared() {
-        let wake = Wake::new().unwrap();
-        assert!(!rung(&wake));
+    fn a_waker_is_readable_until_cleared() {
+        let waker = Waker::new().unwrap();
+        assert!(!readable(&waker));
         for _ in 0..20 {
-            wake.raise();
+            waker.wake();
         }
-        assert!(rung(&wake) && rung(&wake));
-        wake.clear();
-        assert!(!rung(&wake));
+        assert!(readable(&waker) && readable(&waker));
+        waker.clear();
+        assert!(!readable(&waker));
     }
 
     #[test]
     fn the_longest_duration_is_a_wait_too() {
-        let wake = Wake::new().unwrap();
-        wake.raise();
-        wait(&mut [PollFd::new(&wake, PollFlags::IN)], Duration::MAX).unwrap();
+        let waker = Waker::new().unwrap();
+        waker.wake();
+        wait(&mut [PollFd::new(&waker, PollFlags::IN)], Duration::MAX).unwrap();
     }
 }
