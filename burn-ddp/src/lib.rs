@@ -69,7 +69,9 @@ pub mod process_group;
 mod reducer;
 pub mod replica;
 
-use burn_ddp_comm::{collective, control, deadline, dtype, error, join, options, rank, rendezvous, store, transport};
+use burn_ddp_comm::{
+    collective, control, deadline, dtype, error, join, options, rank, rendezvous, shm, store, transport,
+};
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};
 pub use options::{CommunicatorKind, GroupOptions, TransportKind};

@@ -13,8 +13,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::GroupOptions;
 use crate::rank::RankInfo;
 use crate::rendezvous;
+use crate::shm::ComputeHint;
 use crate::store::{PrefixStore, Store};
-use crate::transport::shm::CallerBusy;
 use crate::transport::tcp::{Listener, TcpTransport};
 use crate::transport::{Liveness, PeerInfo};
 
@@ -29,7 +29,7 @@ pub struct Joined {
     /// All ranks, in rank order.
     pub peers: Vec<PeerInfo>,
     /// To be told whether the thread that wants the results computes while the collectives run.
-    pub caller: CallerBusy,
+    pub caller: ComputeHint,
 }
 
 /// Connects the rank that `info` describes with all others of the group `name`, which meet in `store`; it listens on
@@ -71,7 +71,7 @@ pub fn join(
     let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
     let control = Control::start(rank, mesh.control, liveness.clone(), options.peer_timeout)?;
     let mut collectives = Collectives::new(Box::new(transport), options.timeout);
-    let caller = CallerBusy::default();
+    let caller = ComputeHint::default();
     let sharing = Sharing {
         transport: options.transport,
         host: options.host.clone().unwrap_or_else(|| peers[rank.0].host.clone()),

@@ -9,6 +9,7 @@ pub mod join;
 pub mod options;
 pub mod rank;
 pub mod rendezvous;
+pub mod shm;
 pub mod store;
 pub mod transport;
 

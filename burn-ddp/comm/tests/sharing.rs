@@ -268,7 +268,10 @@ fn hosts_in_different_operations_are_told() {
             });
             assert!(outcomes.iter().all(Result::is_err), "{one} {other}: {outcomes:?}");
             let told = outcomes.iter().flat_map(|outcome| outcome.as_ref().err());
-            assert!(told.map(burn_ddp_comm::Error::kind).any(|kind| kind == ErrorKind::Mismatch), "{outcomes:?}");
+            assert!(
+                told.map(burn_ddp_comm::Error::kind).any(|kind| kind == ErrorKind::Mismatch),
+                "{outcomes:?}"
+            );
             assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         }
     }

@@ -22,7 +22,7 @@ use crate::options::{CommunicatorKind, GroupOptions};
 use crate::rank::{Rank, RankInfo};
 use crate::rendezvous;
 use crate::store::{MemoryStore, PrefixStore, Store, TcpStore};
-use crate::transport::shm::CallerBusy;
+use crate::shm::ComputeHint;
 use crate::transport::{Liveness, PeerInfo};
 
 #[cfg(feature = "train")]
@@ -94,7 +94,7 @@ struct Connected<B: Backend> {
     control: Control,
     liveness: Liveness,
     peers: Vec<PeerInfo>,
-    caller: CallerBusy,
+    caller: ComputeHint,
     store: Arc<dyn Store>,
 }
 

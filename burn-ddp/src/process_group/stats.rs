@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::transport::OpKind;
-use crate::transport::shm::CallerBusy;
+use crate::shm::ComputeHint;
 
 /// What a group did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,11 +44,11 @@ impl GroupStats {
 pub(super) struct Counters {
     stats: Mutex<GroupStats>,
     /// Of a group that has a communication thread, which wants to know whether it has a core to itself.
-    caller: Option<CallerBusy>,
+    caller: Option<ComputeHint>,
 }
 
 impl Counters {
-    pub(super) fn new(caller: Option<CallerBusy>) -> Self {
+    pub(super) fn new(caller: Option<ComputeHint>) -> Self {
         if let Some(caller) = &caller {
             caller.set(true);
         }

@@ -64,8 +64,8 @@ pub(super) fn all_reduce(
     data: &mut Segments<'_, '_>,
 ) -> Result<()> {
     let lanes = Lanes::new(&hosts.table, hosts.mine, exchange.rank(), exchange.world_size());
-    let mut shared = hosts.board.as_mut().map(|board| Shared {
-        board,
+    let mut shared = hosts.region.as_mut().map(|region| Shared {
+        region,
         header: exchange.header,
         deadline: exchange.deadline,
     });

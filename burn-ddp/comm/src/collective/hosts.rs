@@ -11,8 +11,8 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::TransportKind;
 use crate::rank::Rank;
+use crate::shm::{ComputeHint, RegionLayout, SharedRegion, ShmAddress, ShmConnection, ShmListener};
 use crate::transport::Liveness;
-use crate::transport::shm::{Board, BoardPlan, CallerBusy, Door, Offer, Visit, knock};
 
 /// What one rank wants of its host's memory.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct Sharing {
     /// Most bytes that the ranks of one host may reserve together.
     pub limit: Option<usize>,
     /// Whether the thread that calls the collectives computes meanwhile.
-    pub caller: CallerBusy,
+    pub caller: ComputeHint,
 }
 
 /// The ranks of a group by host.
@@ -34,7 +34,7 @@ pub(super) struct Hosts {
     /// This rank's.
     pub(super) mine: usize,
     /// What it shares with the others of its host, if there are any.
-    pub(super) board: Option<Board>,
+    pub(super) region: Option<SharedRegion>,
 }
 
 /// How often ranks tell each other something before they share memory.
@@ -45,7 +45,7 @@ const EXCHANGES: u64 = 3;
 struct Introduction {
     required: bool,
     host: String,
-    offer: Option<Offer>,
+    offer: Option<ShmAddress>,
     /// Cores it may run on.
     cores: Vec<u32>,
     /// How many of them its quota lets it use.
@@ -68,7 +68,7 @@ impl Collectives {
         // The user's first operation is number 0, and numbers never go back: they tell who is ahead.
         self.sequence = self.sequence.wrapping_sub(EXCHANGES);
         let wanted = sharing.transport != TransportKind::Tcp && world_size > 1;
-        let (door, trouble) = match wanted.then(|| Door::open(world_size)) {
+        let (door, trouble) = match wanted.then(|| ShmListener::bind(world_size)) {
             None => (None, None),
             Some(Ok(door)) => (Some(door), None),
             Some(Err(error)) => (None, Some(error.to_string())),
@@ -77,7 +77,7 @@ impl Collectives {
             &Introduction {
                 required: sharing.transport == TransportKind::Shm,
                 host: sharing.host.clone(),
-                offer: door.as_ref().map(|door| door.offer().clone()),
+                offer: door.as_ref().map(|door| door.address().clone()),
                 cores: cores(),
                 quota: std::thread::available_parallelism().map_or(1, usize::from),
                 limit: sharing.limit,
@@ -89,7 +89,7 @@ impl Collectives {
         let visit = (door.is_some()).then(|| {
             (0..me)
                 .filter(|rank| all[*rank].host == sharing.host)
-                .find_map(|rank| Some((rank, knock(all[rank].offer.as_ref()?).ok()?)))
+                .find_map(|rank| Some((rank, ShmConnection::connect(all[rank].offer.as_ref()?).ok()?)))
         });
         let (first, visit) = visit.flatten().map_or((me, None), |(rank, visit)| (rank, Some(visit)));
         let firsts: Vec<usize> = self.tell(&first, deadline)?;
@@ -116,7 +116,8 @@ impl Collectives {
         let mine = hosts.iter().position(|host| host.contains(&Rank(me))).unwrap_or(0);
         let board = if hosts[mine].len() > 1 { made.transpose()? } else { None };
         tracing::info!("{} of {world_size}: {}", Rank(me), describe(&hosts));
-        self.hosts = hosts.iter().any(|host| host.len() > 1).then_some(Hosts { table: hosts, mine, board });
+        self.hosts =
+            hosts.iter().any(|host| host.len() > 1).then_some(Hosts { table: hosts, mine, region: board });
         Ok(())
     }
 
@@ -210,13 +211,13 @@ fn board(
     host: &[Rank],
     me: usize,
     all: &[Introduction],
-    door: Option<Door>,
-    visit: Option<Visit>,
+    door: Option<ShmListener>,
+    visit: Option<ShmConnection>,
     liveness: &Liveness,
-    caller: &CallerBusy,
+    caller: &ComputeHint,
     deadline: Deadline,
-) -> Result<Board> {
-    let plan = BoardPlan { members: host.to_vec(), cores: shared_cores(host, all) };
+) -> Result<SharedRegion> {
+    let plan = RegionLayout { members: host.to_vec(), cores: shared_cores(host, all) };
     let limit = host.iter().filter_map(|rank| all[rank.0].limit).min();
     if let Some(limit) = limit.filter(|limit| *limit < plan.bytes()) {
         return Err(Error::new(
@@ -228,13 +229,13 @@ fn board(
             ),
         ));
     }
-    let (liveness, caller) = (liveness.clone(), caller.clone());
     let position = host.iter().position(|rank| rank.0 == me).unwrap_or(0);
-    match (door, visit) {
-        (_, Some(visit)) => visit.join(plan, position, liveness, caller, deadline),
-        (Some(door), None) => door.host(plan, liveness, caller, deadline),
-        (None, None) => Err(Error::new(ErrorKind::Io, "no way to the memory of this host")),
-    }
+    let mapping = match (door, visit) {
+        (_, Some(visit)) => visit.receive(&plan, liveness, deadline)?,
+        (Some(door), None) => door.share(&plan, liveness, deadline)?,
+        (None, None) => return Err(Error::new(ErrorKind::Io, "no way to the memory of this host")),
+    };
+    Ok(SharedRegion::new(plan, position, mapping, liveness.clone(), caller.clone()))
 }
 
 /// Cores on which at least one rank of `host` may run, as far as quotas let it.

@@ -164,8 +164,8 @@ impl Collectives {
             Road::Memory(shared) => run(Way::Memory(shared), scratch),
             Road::Wire(exchange) => run(Way::Wire(exchange), scratch),
             Road::Hosts(hosts, exchange) => {
-                if let Some(board) = &mut hosts.board {
-                    Shared { board, header, deadline: exchange.deadline }.agree(0)?;
+                if let Some(region) = &mut hosts.region {
+                    Shared { region, header, deadline: exchange.deadline }.agree(0)?;
                 }
                 run(Way::Wire(exchange), scratch)
             }
@@ -182,15 +182,15 @@ impl Collectives {
         let deadline = Deadline::after(self.timeout);
         let mut exchange = Exchange { transport: self.transport.as_mut(), header, deadline };
         let result = match &mut self.hosts {
-            Some(Hosts { table, board: Some(board), .. }) if table.len() == 1 => {
-                run(Road::Memory(Shared { board, header, deadline }), &mut self.scratch)
+            Some(Hosts { table, region: Some(region), .. }) if table.len() == 1 => {
+                run(Road::Memory(Shared { region, header, deadline }), &mut self.scratch)
             }
             Some(hosts) => run(Road::Hosts(hosts, &mut exchange), &mut self.scratch),
             None => run(Road::Wire(&mut exchange), &mut self.scratch),
         };
-        if let (Err(error), Some(Hosts { board: Some(board), .. })) = (&result, &self.hosts) {
+        if let (Err(error), Some(Hosts { region: Some(region), .. })) = (&result, &self.hosts) {
             // Whatever it was, peers wait on the board for a step that does not come.
-            board.fail(error.clone());
+            region.fail(error.clone());
         }
         self.failed = result.as_ref().err().cloned();
         result

@@ -1,6 +1,6 @@
 //! The collectives of ranks that share one host's memory.
 //!
-//! Everything is done in steps of the [`Board`]: all write on their places, publish, and read. What is a message over a
+//! Everything is done in steps of the [`SharedRegion`]: all write on their places, publish, and read. What is a message over a
 //! wire is nothing here, and sums are taken straight out of the places of the others and this rank's own segments.
 //! Large data goes through in blocks, so that what one rank has written is still in a cache when the others read it.
 //! All ranks take the same number of steps for the same operation, count and lengths, and the first step of each
@@ -16,8 +16,8 @@ use crate::deadline::Deadline;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
+use crate::shm::{PublishedSlots, SharedRegion};
 use crate::transport::Header;
-use crate::transport::shm::{Board, Places};
 
 /// Bytes in front of the data of a place: the header, and what some operations add. Keeps the data aligned.
 const HEAD: usize = 64;
@@ -32,39 +32,39 @@ fn whole(members: usize) -> usize {
     (16 << 10) / members.max(1)
 }
 
-/// One operation in progress on the board. Members stand in the order of their ranks.
+/// One operation in progress on the region. Members stand in the order of their ranks.
 pub(super) struct Shared<'a> {
-    pub(super) board: &'a mut Board,
+    pub(super) region: &'a mut SharedRegion,
     pub(super) header: Header,
     pub(super) deadline: Deadline,
 }
 
 impl Shared<'_> {
     fn members(&self) -> usize {
-        self.board.members().len()
+        self.region.members().len()
     }
 
     fn me(&self) -> usize {
-        self.board.position()
+        self.region.position()
     }
 
     /// Bytes of data that one place takes in a step.
     pub(super) fn room(&self) -> usize {
-        self.board.place_bytes() - HEAD
+        self.region.slot_bytes() - HEAD
     }
 
     /// A step in which this rank writes what `write` puts behind the head of its place.
     pub(super) fn write(&mut self, write: impl FnOnce(&mut [u8])) -> Result<()> {
-        let mut turn = self.board.turn(&self.header, self.deadline)?;
-        write(&mut turn.mine()[HEAD..]);
-        turn.publish();
+        let mut access = self.region.wait_for_step(&self.header, self.deadline)?;
+        write(&mut access.own_slot()[HEAD..]);
+        access.publish();
         Ok(())
     }
 
     /// Reads what all have written in the last step.
     pub(super) fn read<T>(&mut self, read: impl FnOnce(Data<'_>) -> T) -> Result<T> {
-        let mut turn = self.board.turn(&self.header, self.deadline)?;
-        Ok(read(Data(turn.places().0)))
+        let mut access = self.region.wait_for_step(&self.header, self.deadline)?;
+        Ok(read(Data(access.slots().0)))
     }
 
     /// Reads what all have written in the last step and writes for the next one.
@@ -72,27 +72,27 @@ impl Shared<'_> {
         &mut self,
         run: impl FnOnce(Data<'_>, &mut [u8]) -> Result<T>,
     ) -> Result<T> {
-        let mut turn = self.board.turn(&self.header, self.deadline)?;
-        let (theirs, mine) = turn.places();
+        let mut access = self.region.wait_for_step(&self.header, self.deadline)?;
+        let (theirs, mine) = access.slots();
         let value = run(Data(theirs), &mut mine[HEAD..])?;
-        turn.publish();
+        access.publish();
         Ok(value)
     }
 
     /// The first step of an operation: header, a number of this rank's own, and data.
     pub(super) fn begin(&mut self, number: u64, write: impl FnOnce(&mut [u8])) -> Result<()> {
-        let mut turn = self.board.turn(&self.header, self.deadline)?;
-        let (head, data) = turn.mine().split_at_mut(HEAD);
+        let mut access = self.region.wait_for_step(&self.header, self.deadline)?;
+        let (head, data) = access.own_slot().split_at_mut(HEAD);
         head[..Header::SIZE].copy_from_slice(bytemuck::bytes_of(&self.header));
         head[NUMBER].copy_from_slice(&number.to_ne_bytes());
         write(data);
-        turn.publish();
+        access.publish();
         // Compared before a byte of anybody's data is used.
         let mine = self.header;
         let members = self.members();
         let other = {
-            let mut turn = self.board.turn(&self.header, self.deadline)?;
-            let theirs = turn.places().0;
+            let mut access = self.region.wait_for_step(&self.header, self.deadline)?;
+            let theirs = access.slots().0;
             (0..members).find_map(|member| {
                 let header: Header = bytemuck::pod_read_unaligned(&theirs.of(member)[..Header::SIZE]);
                 (header != mine).then_some((member, header))
@@ -100,7 +100,7 @@ impl Shared<'_> {
         };
         let Some((other, got)) = other else { return Ok(()) };
         let (me, peer) = (self.rank_of(self.me()), self.rank_of(other));
-        Err(self.board.fail(mine.mismatch(me, peer, &got)))
+        Err(self.region.fail(mine.mismatch(me, peer, &got)))
     }
 
     /// Whether all members are in the same operation, and the numbers that they gave.
@@ -336,21 +336,21 @@ impl Shared<'_> {
         match reserved {
             Ok(Ok(())) => Ok(room),
             _ => {
-                let peer = self.board.members()[member];
+                let peer = self.region.members()[member];
                 let text = format!("no memory for the {length} bytes that {peer} gives to {}", self.header);
-                Err(self.board.fail(Error::new(ErrorKind::Io, text)))
+                Err(self.region.fail(Error::new(ErrorKind::Io, text)))
             }
         }
     }
 
     pub(super) fn rank_of(&self, member: usize) -> Rank {
-        self.board.members()[member]
+        self.region.members()[member]
     }
 }
 
 /// What the members have written behind the heads of their places.
 #[derive(Clone, Copy)]
-pub(super) struct Data<'a>(Places<'a>);
+pub(super) struct Data<'a>(PublishedSlots<'a>);
 
 impl<'a> Data<'a> {
     pub(super) fn of(self, member: usize) -> &'a [u8] {
@@ -376,8 +376,8 @@ pub(super) fn part(room: usize, parts: usize) -> usize {
 #[cfg(target_os = "linux")]
 mod tests {
     use super::*;
+    use crate::shm::regions;
     use crate::transport::OpKind;
-    use crate::transport::shm::tests::boards;
     use std::time::Duration;
 
     /// For Miri, which sees a place that is read while it is written; what the results must be is tested with more cases
@@ -386,13 +386,13 @@ mod tests {
     fn no_place_is_read_while_it_is_written() {
         let counts: &[usize] = if cfg!(miri) { &[3, 2500] } else { &[3, 2500, 300_000] };
         std::thread::scope(|scope| {
-            for mut board in boards(3) {
+            for mut region in regions(3) {
                 scope.spawn(move || {
                     let mut scratch = Scratch::default();
                     for (sequence, &count) in counts.iter().chain(counts).enumerate() {
                         let header = Header::new(OpKind::AllReduce, sequence as u64, DType::F32, count);
                         let deadline = Deadline::after(Duration::from_secs(60));
-                        let mut shared = Shared { board: &mut board, header, deadline };
+                        let mut shared = Shared { region: &mut region, header, deadline };
                         let mut left = vec![1.0f32; count / 3];
                         let mut right = vec![shared.me() as f32; count - count / 3];
                         let parts: &mut [&mut [u8]] =
