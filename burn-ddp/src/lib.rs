@@ -70,7 +70,7 @@ mod reducer;
 pub mod replica;
 
 use burn_ddp_comm::{
-    collective, control, deadline, dtype, error, join, options, rank, rendezvous, shm, store, transport,
+    collective, control, deadline, dtype, error, join, options, rank, reduction, rendezvous, shm, store, transport,
 };
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};

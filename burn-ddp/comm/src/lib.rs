@@ -8,6 +8,7 @@ pub mod error;
 pub mod join;
 pub mod options;
 pub mod rank;
+pub mod reduction;
 pub mod rendezvous;
 pub mod shm;
 pub mod store;

@@ -10,11 +10,11 @@ use super::cost::{Algorithm, choose};
 use super::exchange::Exchange;
 use super::scratch::Scratch;
 use super::segments::Segments;
-use super::tree::{partial_size, reduce_in_place};
 use super::{Collectives, Road, aligned_elements, hierarchical};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
+use crate::reduction::{partial_size, reduce_in_place};
 use crate::transport::OpKind;
 
 /// Bytes that are reduced at a time, by all ranks together. Memory for what others send grows with it; a turn of the

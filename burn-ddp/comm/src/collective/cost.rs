@@ -4,8 +4,8 @@
 //! says: the count and the type. `docs/algorithms.md` has the formulas, where the constants come from, and a table.
 
 use super::all_reduce::blocks;
-use super::tree::partial_size;
 use crate::dtype::DType;
+use crate::reduction::partial_size;
 
 /// How an `all_reduce` gets its result; the bits are the same with all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -18,10 +18,10 @@ use super::chunk::chunk;
 use super::exchange::Exchange;
 use super::scratch::Scratch;
 use super::segments::Segments;
-use super::tree::{combine_siblings, complete, partial_size, reduce_node};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
+use crate::reduction::{combine_siblings, complete, partial_size, reduce_node};
 
 impl Exchange<'_> {
     /// Reduces the elements `block` of `data` in a world that is a power of two and at least two.

@@ -18,10 +18,10 @@ use super::hosts::Hosts;
 use super::scratch::Scratch;
 use super::segments::Segments;
 use super::shared::{LINE, Shared, part};
-use super::tree::{Node, complete, nodes_within, partial_size, reduce_node};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
+use crate::reduction::{Node, complete, nodes_within, partial_size, reduce_node};
 
 /// Bytes of the data that go through at a time: enough for a frame that fills a link, few enough for a cache.
 const SPAN: usize = 2 << 20;

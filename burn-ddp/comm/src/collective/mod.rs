@@ -20,7 +20,7 @@
 //!
 //! Large data takes that many rounds for each block of a few MiB. Which algorithm an `all_reduce` uses is a matter of
 //! cost ([`Algorithm`]) and never of the result: whoever has the data of all ranks for an element combines it in the one
-//! fixed order (`tree.rs`), and what halving combines earlier is a node of that tree. A ring's order starts elsewhere in
+//! fixed order ([`reduction`](crate::reduction)), and what halving combines earlier is a node of that tree. A ring's order starts elsewhere in
 //! each chunk, so there is none.
 //!
 //! Ranks that disagree on what they are doing learn it in the operation where they do: every pair of ranks exchanges
@@ -34,6 +34,7 @@ use crate::deadline::Deadline;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
+use crate::reduction::is_aligned;
 use crate::transport::{Header, OpKind, Transport};
 
 mod all_gather;
@@ -42,28 +43,19 @@ mod barrier;
 mod broadcast;
 mod chunk;
 mod cost;
-mod element;
 mod exchange;
-mod fold;
 mod halving;
 mod hierarchical;
 mod hosts;
-mod lanes;
-#[cfg(test)]
-mod measure;
-mod partial;
 mod reduce_scatter;
 mod scratch;
 mod segments;
 mod shared;
-mod tree;
 
 pub use chunk::chunk;
 pub use cost::Algorithm;
 pub use hosts::Sharing;
-pub use tree::{pairwise, tree_reduce};
 
-use element::with_element;
 use exchange::Exchange;
 use hosts::Hosts;
 use scratch::Scratch;
@@ -227,8 +219,7 @@ fn elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
 /// Like [`elements`], for an argument that takes part in arithmetic where it is.
 fn aligned_elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
     let count = elements(name, dtype, data)?;
-    // The pointer of an empty slice may be anything.
-    if count == 0 || with_element!(dtype, T => data.as_ptr().cast::<T>().is_aligned()) {
+    if is_aligned(dtype, data) {
         return Ok(count);
     }
     Err(Error::config(format!("{name} is not aligned to the {} bytes of {dtype}", dtype.size())))

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::all_reduce::blocks;
 use super::exchange::byte_chunk;
-use super::tree::reduce_in_place;
 use super::{Collectives, Way, aligned_elements, elements, expect_length};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
+use crate::reduction::reduce_in_place;
 use crate::transport::OpKind;
 
 impl Collectives {

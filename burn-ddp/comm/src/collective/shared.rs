@@ -11,11 +11,11 @@ use std::ops::Range;
 use super::chunk::chunk;
 use super::scratch::Scratch;
 use super::segments::Segments;
-use super::tree::{reduce_in_place, reduce_in_place_and};
 use crate::deadline::Deadline;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
+use crate::reduction::{reduce_in_place, reduce_in_place_and};
 use crate::shm::{PublishedSlots, SharedRegion};
 use crate::transport::Header;
 

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use burn_ddp_comm::collective::{Algorithm, Collectives, tree_reduce};
+use burn_ddp_comm::collective::{Algorithm, Collectives};
 use burn_ddp_comm::dtype::{DType, ReduceOp};
+use burn_ddp_comm::reduction::tree_reduce;
 use burn_ddp_comm::transport::OpKind;
 use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 use half::f16;

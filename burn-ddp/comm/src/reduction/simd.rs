@@ -13,7 +13,7 @@ use half::slice::HalfFloatSliceExt;
 
 /// What the processor can do. Cannot be made elsewhere, so a `wide` one is proof of AVX2 and F16C.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes {
+pub(super) struct Simd {
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has two"))]
     wide: bool,
 }
@@ -21,22 +21,22 @@ pub(super) struct Lanes {
 /// Runs `loops`, which has to be `#[inline(always)]`, as compiled for the processor at hand.
 #[inline(always)]
 #[allow(unsafe_code, reason = "see the module")]
-pub(super) fn fastest<R>(loops: impl FnOnce(Lanes) -> R) -> R {
+pub(super) fn fastest<R>(loops: impl FnOnce(Simd) -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c") {
         // SAFETY: the processor has just been found to have both features, which is all that `wide` needs.
         return unsafe { x86::wide(loops) };
     }
-    loops(Lanes { wide: false })
+    loops(Simd { wide: false })
 }
 
 /// Runs `loops` as compiled for every processor, to compare with.
 #[cfg(test)]
-pub(super) fn plain<R>(loops: impl FnOnce(Lanes) -> R) -> R {
-    loops(Lanes { wide: false })
+pub(super) fn plain<R>(loops: impl FnOnce(Simd) -> R) -> R {
+    loops(Simd { wide: false })
 }
 
-impl Lanes {
+impl Simd {
     /// Widens each of `values`.
     #[inline(always)]
     #[allow(unsafe_code, reason = "see the module")]
@@ -68,14 +68,14 @@ mod x86 {
 
     use half::f16;
 
-    use super::Lanes;
+    use super::Simd;
 
     /// Numbers converted by one instruction.
     const EIGHT: usize = 8;
 
     #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn wide<R>(loops: impl FnOnce(Lanes) -> R) -> R {
-        loops(Lanes { wide: true })
+    pub(super) fn wide<R>(loops: impl FnOnce(Simd) -> R) -> R {
+        loops(Simd { wide: true })
     }
 
     #[inline]

@@ -1,11 +1,14 @@
 //! The loops against the definition, and the definition against examples.
 
-use super::*;
-use crate::collective::element::Accumulator;
-use crate::collective::fold::BLOCK;
+use bytemuck::Pod;
 use half::{bf16, f16};
 
-fn reduced<T: bytemuck::Pod>(op: ReduceOp, dtype: DType, pieces: &[Vec<T>]) -> Vec<T> {
+use super::element::{Accumulator, Element, with_element};
+use super::fold::BLOCK;
+use super::*;
+use crate::dtype::{DType, ReduceOp};
+
+fn reduced<T: Pod>(op: ReduceOp, dtype: DType, pieces: &[Vec<T>]) -> Vec<T> {
     let mut out = pieces[0].clone();
     let pieces: Vec<&[u8]> = pieces.iter().map(|piece| bytemuck::cast_slice(piece)).collect();
     tree_reduce(op, dtype, &pieces, bytemuck::cast_slice_mut(&mut out)).unwrap();
