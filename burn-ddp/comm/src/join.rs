@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::collective::{Collectives, Sharing};
+use crate::collective::Collectives;
 use crate::control::Control;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -15,6 +15,7 @@ use crate::rank::RankInfo;
 use crate::rendezvous;
 use crate::shm::ComputeHint;
 use crate::store::{PrefixStore, Store};
+use crate::topology::{ShmOptions, Topology};
 use crate::transport::tcp::{Listener, TcpTransport};
 use crate::transport::{Liveness, PeerInfo};
 
@@ -28,8 +29,8 @@ pub struct Joined {
     pub liveness: Liveness,
     /// All ranks, in rank order.
     pub peers: Vec<PeerInfo>,
-    /// To be told whether the thread that wants the results computes while the collectives run.
-    pub caller: ComputeHint,
+    /// Set while the thread that wants the results computes and the collectives run on another thread.
+    pub compute: ComputeHint,
 }
 
 /// Connects the rank that `info` describes with all others of the group `name`, which meet in `store`; it listens on
@@ -68,17 +69,17 @@ pub fn join(
         }
     })?;
     let liveness = Liveness::new(world_size);
-    let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
+    let mut transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
     let control = Control::start(rank, mesh.control, liveness.clone(), options.peer_timeout)?;
-    let mut collectives = Collectives::new(Box::new(transport), options.timeout);
-    let caller = ComputeHint::default();
-    let sharing = Sharing {
+    let compute = ComputeHint::default();
+    let shm = ShmOptions {
         transport: options.transport,
         host: options.host.clone().unwrap_or_else(|| peers[rank.0].host.clone()),
         limit: options.shared_memory,
-        caller: caller.clone(),
+        compute: compute.clone(),
     };
-    let shared = collectives.share_memory(&sharing, &liveness, deadline);
-    shared.inspect_err(|error| control.abort(error))?;
-    Ok(Joined { collectives, control, liveness, peers, caller })
+    let topology = Topology::discover(&mut transport, &shm, &liveness, deadline);
+    let topology = topology.inspect_err(|error| control.abort(error))?;
+    let collectives = Collectives::new(Box::new(transport), topology, options.timeout);
+    Ok(Joined { collectives, control, liveness, peers, compute })
 }

@@ -12,6 +12,7 @@ pub mod reduction;
 pub mod rendezvous;
 pub mod shm;
 pub mod store;
+pub mod topology;
 pub mod transport;
 
 pub use dtype::{DType, ReduceOp};

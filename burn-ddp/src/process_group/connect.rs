@@ -66,7 +66,7 @@ impl<B: Backend> Unconnected<B> {
             return Ok(self.build(None));
         }
         let joined = join(&store, &self.name, &self.info, &self.options, address, deadline)?;
-        let Joined { collectives, control, liveness, peers, caller } = joined;
+        let Joined { collectives, control, liveness, peers, compute: caller } = joined;
         let host = HostEngine::new(collectives);
         let meeting = Meeting {
             name: self.name.clone(),

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::all_reduce::blocks;
-use super::exchange::byte_chunk;
-use super::{Collectives, Way, aligned_elements, elements, expect_length};
+use super::chunk::{blocks, byte_chunk};
+use super::wire::collect;
+use super::{Collectives, FlatRoute, aligned_elements, elements, expect_length};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
@@ -32,10 +32,12 @@ impl Collectives {
         let chunk = |rank| byte_chunk(input.len(), dtype.size(), world_size, rank);
         expect_length("the output of reduce_scatter", output.len(), chunk(rank).len())?;
         let header = self.header(OpKind::ReduceScatter, dtype, count).with_reduce(op);
-        self.operation(header, |way, scratch| {
-            let exchange = match way {
-                Way::Memory(mut shared) => return shared.reduce_scatter(dtype, op, input, output),
-                Way::Wire(exchange) => exchange,
+        self.run_flat(header, |route, scratch| {
+            let exchange = match route {
+                FlatRoute::SharedMemory(mut shared) => {
+                    return shared.reduce_scatter(dtype, op, input, output);
+                }
+                FlatRoute::Wire(exchange) => exchange,
             };
             output.copy_from_slice(&input[chunk(rank)]);
             // The first rank's chunk is the longest, so that all have the same number of blocks.
@@ -46,7 +48,7 @@ impl Collectives {
                     of.start + part.start..of.start + part.end
                 };
                 let own = part(0..output.len());
-                let pieces = exchange.collect(scratch, own.len(), |to| vec![&input[part(chunk(to))]])?;
+                let pieces = collect(exchange, scratch, own.len(), |to| vec![&input[part(chunk(to))]])?;
                 reduce_in_place(op, dtype, rank.0, &pieces, &mut output[own])?;
             }
             Ok(())

@@ -10,6 +10,7 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::rank::Rank;
 
+pub(crate) mod exchange;
 mod frame;
 mod liveness;
 mod loopback;

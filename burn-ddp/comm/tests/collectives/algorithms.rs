@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use burn_ddp_comm::collective::{Algorithm, Collectives};
 use burn_ddp_comm::dtype::{DType, ReduceOp};
 use burn_ddp_comm::reduction::tree_reduce;
+use burn_ddp_comm::topology::Topology;
 use burn_ddp_comm::transport::OpKind;
 use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 use half::f16;
@@ -212,7 +213,7 @@ fn halving_finds_one_rank_in_another_operation() {
 #[test]
 fn an_algorithm_that_the_world_cannot_have_is_refused_by_name() {
     let mut wires = over_loopback(3);
-    let ranks = Collectives::new(wires.remove(0), Duration::from_secs(1));
+    let ranks = Collectives::new(wires.remove(0), Topology::separate(3), Duration::from_secs(1));
     let error = ranks.with_algorithm(Some(Algorithm::Halving)).err().expect("three ranks do not halve");
     assert_eq!(error.kind(), ErrorKind::Config);
     for word in ["Halving", "power of two", "has 3"] {
