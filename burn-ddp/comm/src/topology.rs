@@ -1,4 +1,5 @@
-//! Which ranks share a host, and the memory that they share. Found out before the collectives are made, and given to them.
+//! The ranks of a group by host, and the memory that the ranks of a host share. It is found out before the collectives
+//! are made, and given to them.
 //!
 //! All ranks tell each other what they need, over the transport they already have, and compute the same hosts from it:
 //!
@@ -10,8 +11,9 @@
 //! exchange 3   the reason if that has failed                     ─▶ a host that failed is divided into single ranks
 //! ```
 //!
-//! Two ranks are on one host if they give the same name for it and one can connect to the other's socket, which is tried
-//! and not guessed. If a host cannot provide the memory, all of its ranks do without it, and its first rank warns.
+//! Two ranks are on one host if they give the same name for it and one can connect to the other's socket, which is
+//! tried and not guessed. If a host cannot provide the memory, all of its ranks do without it, and its first rank
+//! warns.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +33,7 @@ const FIRST_EXCHANGE: u64 = 3u64.wrapping_neg();
 /// The shared memory that one rank asks for.
 #[derive(Clone, Debug)]
 pub struct ShmOptions {
-    /// Whether it asks for any, and whether it insists.
+    /// [`TransportKind::Tcp`] asks for none, `Auto` for what can be had, `Shm` for all or an error.
     pub transport: TransportKind,
     /// The host that it takes itself to be on; it shares memory with peers that give the same name only.
     pub host: String,
@@ -60,8 +62,8 @@ impl Topology {
     ///
     /// # Errors
     /// The error that ended an exchange; on all ranks `Io` naming rank and reason if one that asked for
-    /// [`TransportKind::Shm`] cannot share memory with all ranks of its host's name. For [`TransportKind::Auto`] that is a
-    /// warning.
+    /// [`TransportKind::Shm`] cannot share memory with all ranks of its host's name. For [`TransportKind::Auto`] that
+    /// is a warning.
     pub fn discover(
         transport: &mut dyn Transport,
         options: &ShmOptions,
@@ -97,9 +99,10 @@ impl Topology {
             let text = format!("{} says that it has reached rank {}", Rank(rank), firsts[rank]);
             return Err(Error::new(ErrorKind::Mismatch, text));
         }
-        let hosts = hosts(&firsts);
+        let hosts = group_by_host(&firsts);
         let host = &hosts[host_of(&hosts, Rank(me))];
-        // Half of the time that is left: memory that is not there in time is a reason for TCP, of which all have to hear.
+        // Half of the time that is left: memory that is not there in time is a reason for TCP, of which all have to
+        // hear.
         let soon = Deadline::after(deadline.remaining() / 2);
         let shared = (host.len() > 1).then(|| {
             let layout = layout(host, &all)?;
@@ -164,7 +167,7 @@ impl Setup<'_> {
     }
 }
 
-/// What a rank tells of its host.
+/// The facts that a rank tells of itself and its host.
 #[derive(Serialize, Deserialize)]
 struct HostReport {
     required: bool,
@@ -180,7 +183,7 @@ struct HostReport {
 }
 
 /// Ranks by the rank that they have reached. A rank that has reached one that itself reached another stays alone.
-fn hosts(firsts: &[usize]) -> Vec<Vec<Rank>> {
+fn group_by_host(firsts: &[usize]) -> Vec<Vec<Rank>> {
     let mut hosts: Vec<Vec<Rank>> = Vec::new();
     for (rank, first) in firsts.iter().enumerate() {
         let first = if firsts[*first] == *first { *first } else { rank };
@@ -302,9 +305,9 @@ mod tests {
 
     #[test]
     fn ranks_are_where_their_first_one_is() {
-        assert_eq!(ranks(&super::hosts(&[0, 0, 2, 0, 2])), [vec![0, 1, 3], vec![2, 4]]);
+        assert_eq!(ranks(&group_by_host(&[0, 0, 2, 0, 2])), [vec![0, 1, 3], vec![2, 4]]);
         // Rank 2 has reached rank 1, which is itself with rank 0, where rank 2 cannot go.
-        assert_eq!(ranks(&super::hosts(&[0, 0, 1])), [vec![0, 1], vec![2]]);
+        assert_eq!(ranks(&group_by_host(&[0, 0, 1])), [vec![0, 1], vec![2]]);
     }
 
     fn report(host: &str, cores: &[u32], quota: usize, required: bool) -> HostReport {
@@ -321,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_divides_a_host_and_whoever_asked_for_more_refuses() {
+    fn trouble_divides_a_host_and_a_rank_that_requires_memory_refuses() {
         let trouble = [None, Some("no room".to_string()), None];
         let hosts = || vec![vec![Rank(0), Rank(1)], vec![Rank(2)]];
         let all =

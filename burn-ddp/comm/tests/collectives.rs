@@ -149,7 +149,7 @@ fn broadcast_brings_the_roots_data_from_any_root() {
 }
 
 #[test]
-fn nobody_passes_a_barrier_before_everybody_has_arrived() {
+fn no_rank_passes_a_barrier_before_all_have_arrived() {
     const ROUNDS: usize = 50;
     for world in WORLDS {
         let arrived = Arc::new(AtomicUsize::new(0));
@@ -290,7 +290,7 @@ fn one_of_three_ranks_in_another_operation_is_an_error_on_all() {
     calls.dedup_by_key(|(name, _)| name.split(' ').next());
     for ((name, call), (other_name, other_call)) in pairs(calls) {
         let errors = disagreement(over_loopback, 3, call, other_call);
-        // Who meets the odd rank first is told of both calls; the last may only see the others leave.
+        // A rank that meets the odd one is told of both calls; the last one may only see the others leave.
         let told = errors.iter().filter(|error| error.kind() == ErrorKind::Mismatch).count();
         assert!(told >= 2, "{name} against {other_name}: {errors:?}");
     }

@@ -1,5 +1,5 @@
-//! Ranks that share memory, all of them or those of each of several hosts, against the same plain fold as the wires; and
-//! what they are told when one of them disagrees, leaves, or gets no memory.
+//! Ranks that share memory, all of them or those of each of several hosts, against the same plain fold as the wires;
+//! and the errors when one of them disagrees, leaves, or gets no memory.
 #![cfg(target_os = "linux")]
 
 mod reference;
@@ -259,8 +259,8 @@ fn ranks_in_different_operations_are_told_of_both() {
     }
 }
 
-/// All ranks of one host call one operation and all of the other another one. Over the wire they would wait for each other
-/// in a ring in which no two that disagree face each other.
+/// All ranks of one host call one operation and all of the other another one. Over the wire they would wait for each
+/// other in a ring in which no two that disagree face each other.
 #[test]
 fn hosts_in_different_operations_are_told() {
     let hosts: [&[usize]; 2] = [&[0, 0, 0, 1, 1, 1], &[0, 0, 0, 0, 1, 1, 1]];
@@ -294,7 +294,7 @@ fn a_rank_that_never_comes_is_named_at_the_deadline() {
         }
         ranks.within(Duration::from_millis(50), Collectives::barrier)
     });
-    let error = outcomes[0].as_ref().expect_err("nobody came");
+    let error = outcomes[0].as_ref().expect_err("no rank came");
     assert_eq!(error.kind(), ErrorKind::Timeout);
     for words in ["rank 0 in barrier #0", "waited 50ms for rank 1"] {
         assert!(error.to_string().contains(words), "{error}");

@@ -1,6 +1,6 @@
 //! `all_gather`: every rank gets the data of all ranks, of equal or of any lengths; `gather`: only the root does.
 
-use super::{Collectives, FlatRoute, elements, expect_length};
+use super::{Collectives, FlatRoute, element_count, expect_length};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
@@ -14,7 +14,7 @@ impl Collectives {
     /// long as all inputs; else what ended the operation (see [`Collectives`]).
     pub fn all_gather(&mut self, dtype: DType, input: &[u8], output: &mut [u8]) -> Result<()> {
         self.check()?;
-        let count = elements("the input of all_gather", dtype, input)?;
+        let count = element_count("the input of all_gather", dtype, input)?;
         expect_length("the output of all_gather", output.len(), input.len() * self.world_size())?;
         let header = self.header(OpKind::AllGather, dtype, count);
         self.run_flat(header, |route, _| match route {

@@ -5,13 +5,13 @@
 
 use std::ops::Range;
 
-use super::chunk::{blocks, chunk};
+use super::chunk::{block_count, chunk};
 use super::cost::{Algorithm, choose};
 use super::halving::halve_and_double;
 use super::scratch::Scratch;
 use super::segments::Segments;
 use super::wire::{collect, peer_index, reduce_pieces};
-use super::{Collectives, Route, aligned_elements, hierarchical};
+use super::{Collectives, Route, aligned_element_count, hierarchical};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
@@ -43,7 +43,7 @@ impl Collectives {
         self.check()?;
         let mut count = 0;
         for part in data.iter() {
-            count += aligned_elements("the data of all_reduce", dtype, part)?;
+            count += aligned_element_count("the data of all_reduce", dtype, part)?;
         }
         let mut data = Segments::new(data);
         let header = self.header(kind, dtype, count).with_reduce(op);
@@ -62,7 +62,7 @@ impl Collectives {
                 Algorithm::Whole => send_whole(exchange, scratch, op, dtype, &mut data),
                 Algorithm::Direct => send_chunks(exchange, scratch, op, dtype, &mut data, count),
                 Algorithm::Halving => {
-                    let blocks = blocks(count * partial_size(dtype));
+                    let blocks = block_count(count * partial_size(dtype));
                     (0..blocks).map(|index| chunk(count, blocks, index)).try_for_each(|block| {
                         halve_and_double(exchange, scratch, op, dtype, &mut data, block)
                     })
@@ -101,7 +101,7 @@ fn send_chunks(
     count: usize,
 ) -> Result<()> {
     let (rank, world_size, size) = (exchange.rank(), exchange.world_size(), dtype.size());
-    let blocks = blocks(count * size);
+    let blocks = block_count(count * size);
     let bytes = |index: Option<usize>, rank: Rank| -> Range<usize> {
         let Some(index) = index.filter(|index| *index < blocks) else { return 0..0 };
         let block = chunk(count, blocks, index);

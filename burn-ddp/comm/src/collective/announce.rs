@@ -10,13 +10,13 @@ use crate::transport::OpKind;
 const ANNOUNCED: u8 = 0xA0;
 
 impl Collectives {
-    /// Checks that all ranks start the same operation, which then moves its data by other means. NCCL needs this: it has no
-    /// headers, waits for ever where ranks disagree, and cannot say which rank is late. Each rank tells the next one, in a
-    /// ring: if two ranks disagree, so do two neighbours, and a rank that does not come is missed by exactly one other,
-    /// which names it.
+    /// Checks that all ranks start the same operation, which then moves its data by other means. NCCL needs this: it
+    /// has no headers, waits for ever where ranks disagree, and cannot say which rank is late. Each rank tells the next
+    /// one, in a ring: if two ranks disagree, so do two neighbours, and a rank that does not come is missed by exactly
+    /// one other, which names it.
     ///
-    /// `division` is a number for how the `count` elements are divided into tensors, equal where they are divided alike: an
-    /// implementation that pads between tensors sends other amounts for another division of the same count.
+    /// `division` is a number for how the `count` elements are divided into tensors, equal where they are divided
+    /// alike: an implementation that pads between tensors sends other amounts for another division of the same count.
     ///
     /// # Errors
     /// What ended the operation (see [`Collectives`]).
@@ -40,7 +40,8 @@ impl Collectives {
         let mine = division.to_le_bytes();
         let differ = |me: Rank, peer: Rank| {
             let text = format!(
-                "{kind}: {me} and {peer} divide {count} x {dtype} into tensors of other sizes: give lists of equal sizes"
+                "{kind}: {me} and {peer} divide {count} x {dtype} into tensors of other sizes: give lists of \
+                 equal sizes"
             );
             Err(Error::new(ErrorKind::Mismatch, text))
         };

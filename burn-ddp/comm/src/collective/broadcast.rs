@@ -4,19 +4,20 @@
 use super::chunk::byte_chunk;
 use super::segments::Segments;
 use super::wire::gather_chunks;
-use super::{Collectives, FlatRoute, elements};
+use super::{Collectives, FlatRoute, element_count};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::transport::OpKind;
 use crate::transport::exchange::Exchange;
 
-/// Most bytes that the root sends to all ranks whole, in one phase rather than two of chunks: rounds cost more than bytes.
+/// Most bytes that the root sends to all ranks whole, in one phase rather than two of chunks: rounds cost more than
+/// bytes.
 const SMALL: usize = 4096;
 
 impl Collectives {
-    /// Replaces `data` on every rank by the root's. It is a list of buffers that count as one run of elements; ranks may
-    /// divide the elements differently.
+    /// Replaces `data` on every rank by the root's. It is a list of buffers that count as one run of elements; ranks
+    /// may divide the elements differently.
     ///
     /// # Errors
     /// `Config` for a buffer whose length is no multiple of the element size or a root outside the group; else what
@@ -25,7 +26,7 @@ impl Collectives {
         self.check()?;
         let mut count = 0;
         for part in data.iter() {
-            count += elements("the data of broadcast", dtype, part)?;
+            count += element_count("the data of broadcast", dtype, part)?;
         }
         let mut data = Segments::new(data);
         let world_size = self.world_size();

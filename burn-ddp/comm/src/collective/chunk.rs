@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::rank::Rank;
 
 /// Bytes that are reduced at a time, by all ranks together. Memory for what other ranks send grows with it. The time in
-/// which ranks are not in step should be small beside the time that a block takes on the wire, which is 30 ms at 1 Gbit/s
-/// and 3 ms at 10.
+/// which ranks are not in step should be small beside the time that a block takes on the wire, which is 30 ms at 1
+/// Gbit/s and 3 ms at 10.
 const BLOCK_BYTES: usize = 4 << 20;
 
 /// The `index`-th of `parts` nearly equal, contiguous parts of `count` elements.
@@ -34,7 +34,7 @@ pub(super) fn byte_chunk(bytes: usize, element_size: usize, world_size: usize, r
 }
 
 /// Number of blocks in which `bytes` bytes are reduced; at least one, so that ranks meet over no data too.
-pub(super) fn blocks(bytes: usize) -> usize {
+pub(super) fn block_count(bytes: usize) -> usize {
     bytes.div_ceil(BLOCK_BYTES).max(1)
 }
 

@@ -3,7 +3,7 @@
 //! The choice must be the same on all ranks, so it depends on nothing but the number of ranks and what every header
 //! says: the count and the type. `docs/algorithms.md` has the formulas, where the constants come from, and a table.
 
-use super::chunk::blocks;
+use super::chunk::block_count;
 use crate::dtype::DType;
 use crate::reduction::partial_size;
 
@@ -14,8 +14,8 @@ pub enum Algorithm {
     Whole,
     /// Each rank owns a chunk, gets the data of all ranks for it, and sends the result to all.
     Direct,
-    /// Pairs of ranks halve what they have, neighbours first, and then double it again: few rounds without more bytes. For
-    /// worlds that are powers of two.
+    /// Pairs of ranks halve what they have, neighbours first, and then double it again: few rounds without more bytes.
+    /// For worlds that are powers of two.
     Halving,
 }
 
@@ -52,11 +52,13 @@ impl Costs {
         let wide = partial_size(dtype);
         let (frames, sent, combined) = match algorithm {
             Algorithm::Whole => (peers, bytes * peers, bytes * peers),
-            Algorithm::Direct => (peers * (blocks(count * dtype.size()) + 1) as f64, 2.0 * shared, shared),
+            Algorithm::Direct => {
+                (peers * (block_count(count * dtype.size()) + 1) as f64, 2.0 * shared, shared)
+            }
             Algorithm::Halving => {
                 // The first step sends half of the elements as they are, the others partial results.
                 let partials = bytes / 2.0 + (shared - bytes / 2.0) * (wide / dtype.size()) as f64;
-                (2.0 * steps * blocks(count * wide) as f64, partials + shared, partials)
+                (2.0 * steps * block_count(count * wide) as f64, partials + shared, partials)
             }
         };
         frames * self.frame + sent * self.byte + combined * self.combined

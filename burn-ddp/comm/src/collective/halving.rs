@@ -8,16 +8,17 @@
 //! double, step 0                      a b c d    a b c d    a b c d    a b c d
 //! ```
 //!
-//! In step `s` ranks whose numbers differ in bit `s` alone face each other with the same range of elements. Each keeps one
-//! half of it, sends what it has for the other half, and combines what comes. Neighbours go first: after step `s` a rank
-//! has the partial result of the node of 2^(s+1) ranks around it, so the order is the tree's, computed in other places.
-//! Partial results travel unrounded, in the type that elements are combined in; the first step sends the elements
-//! themselves. Then the steps run backwards, and each rank sends what it has completed.
+//! In step `s` ranks whose numbers differ in bit `s` alone face each other with the same range of elements. Each keeps
+//! one half of it, sends what it has for the other half, and combines what comes. Neighbours go first: after step `s` a
+//! rank has the partial result of the node of 2^(s+1) ranks around it, so the order is the tree's, computed in other
+//! places. Partial results travel unrounded, in the type that elements are combined in; the first step sends the
+//! elements themselves. Then the steps run backwards, and each rank sends what it has completed.
 //!
-//! Not every pair of ranks exchanges headers here, but every rank needs every other's data, by way of ranks that compare
-//! headers in each step: no rank can come to an end while one rank is in another operation. A rank that faces that one, or
-//! finds a frame of it while it waits for another, fails with an error that names both operations. A rank that waits for a
-//! rank that has failed learns it through the group's [`Liveness`](crate::transport::Liveness), as after every error.
+//! Not every pair of ranks exchanges headers here, but every rank needs every other's data, by way of ranks that
+//! compare headers in each step: no rank can come to an end while one rank is in another operation. A rank that faces
+//! that one, or finds a frame of it while it waits for another, fails with an error that names both operations. A rank
+//! that waits for a rank that has failed learns it through the group's [`Liveness`](crate::transport::Liveness), as
+//! after every error.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! `all_reduce` of a group over several hosts: shared memory inside of a host, a wire between hosts.
 //!
-//! The first ranks of each host, as many as the smallest host has, are its *lanes*: lane l of a host answers for the l-th
-//! part of the data, and exchanges frames with the lanes l of the other hosts only.
+//! The first ranks of each host, as many as the smallest host has, are its *lanes*: lane l of a host answers for the
+//! l-th part of the data, and exchanges frames with the lanes l of the other hosts only.
 //!
 //! ```text
 //!             host 0: ranks 0 1                                          host 1: ranks 2 3
@@ -12,12 +12,12 @@
 //! ```
 //!
 //! A lane sends not each rank's data but the partial results that the tree needs: one if the ranks of its host form a
-//! subtree, so that the traffic of a host is that of one rank; otherwise one for each of the largest subtrees that they do
-//! form. They travel in the type in which they are added up, so nothing is rounded in between, and the bits are those of
-//! the tree over all ranks.
+//! subtree, so that the traffic of a host is that of one rank; otherwise one for each of the largest subtrees that they
+//! do form. They travel in the type in which they are added up, so nothing is rounded in between, and the bits are
+//! those of the tree over all ranks.
 //!
-//! A host whose ranks form a subtree sends `2 n (H - 1) / H` bytes of f32 over its lanes together, where `H` hosts without
-//! shared memory would send that for each rank.
+//! A host whose ranks form a subtree sends `2 n (H - 1) / H` bytes of f32 over its lanes together, where `H` hosts
+//! without shared memory would send that for each rank.
 
 use std::ops::Range;
 
@@ -156,7 +156,8 @@ impl Block<'_> {
         (part.start + now.start) * size..(part.start + now.end) * size
     }
 
-    /// Leaves in `partials`, node after node, the partial results of this host for this rank's part of `count` elements.
+    /// Leaves in `partials`, node after node, the partial results of this host for this rank's part of `count`
+    /// elements.
     fn collect(
         &self,
         shared: &mut ShmExchange<'_>,
@@ -213,8 +214,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Exchanges partial results, and then results, with the same lane of all other hosts, for this lane's part of `count`
-    /// elements.
+    /// Exchanges partial results, and then results, with the same lane of all other hosts, for this lane's part of
+    /// `count` elements.
     fn exchange(
         &self,
         exchange: &mut Exchange<'_>,

@@ -1,14 +1,14 @@
 //! Collective operations over a wire, a host's shared memory, or both.
 //!
 //! The algorithms stand between the transport, which moves frames and knows no arithmetic, and the communicators, which
-//! know tensors and no peers. They see bytes, a [`DType`] and a [`ReduceOp`](crate::dtype::ReduceOp), so they serve every
-//! binding and every transport.
+//! know tensors and no peers. They see bytes, a [`DType`] and a [`ReduceOp`](crate::dtype::ReduceOp), so they serve
+//! every binding and every transport.
 //!
 //! ```text
 //! Collectives::all_reduce(..)          checks its arguments, makes the header
 //!   Collectives::run(header, ..)       sequence number, deadline, choice of the route; keeps the first error
 //!     Route::SharedMemory              all ranks on one host: steps in shared memory      shared.rs
-//!     Route::Wire                      no two ranks on one host: rounds of frames         all_reduce.rs, halving.rs, ...
+//!     Route::Wire                      no two ranks on one host: rounds of frames         all_reduce.rs, halving.rs ..
 //!     Route::Hierarchical              several hosts: memory inside, frames between       hierarchical.rs
 //! ```
 //!
@@ -27,26 +27,27 @@
 //! | `barrier` | N-1 | 0 |
 //!
 //! Large data takes that many rounds for each block of a few MiB. Which algorithm an `all_reduce` uses is a matter of
-//! cost ([`Algorithm`]) and never of the result: a rank that has the data of all ranks for an element combines it in the
-//! one fixed order ([`reduction`](crate::reduction)), and what halving combines earlier is a node of that tree. A ring's
-//! order starts elsewhere in each chunk, so there is no ring.
+//! cost ([`Algorithm`]) and never of the result: a rank that has the data of all ranks for an element combines it in
+//! the one fixed order ([`reduction`](crate::reduction)), and what halving combines earlier is a node of that tree. A
+//! ring's order starts elsewhere in each chunk, so there is no ring.
 //!
 //! Ranks that disagree on what they are doing learn it in the operation where they do: every pair of ranks exchanges
-//! headers in it, or, in halving and over several hosts, every rank waits for every other through a chain of ranks that do.
-//! Where such chains close to a ring in which no two ranks that disagree ever face each other, the transport finds out
-//! within a second by looking at the frames that others have sent.
+//! headers in it, or, in halving and over several hosts, every rank waits for every other through a chain of ranks that
+//! do. Where such chains close to a ring in which no two ranks that disagree ever face each other, the transport finds
+//! out within a second by looking at the frames that others have sent.
 //!
 //! # Adding a collective
 //!
 //! 1. A kind of operation for its headers, in `transport/frame.rs`.
-//! 2. An algorithm for the wire in a file of its own: a function over `&mut Exchange`, made of `rounds` and `swap`. In one
-//!    phase every rank sends one frame to every other, if only an empty one; each phase has a number of its own.
-//! 3. An algorithm for shared memory as a method of `ShmExchange` (`shared.rs`): `begin` in its first step, then `write` and
-//!    `read`. All ranks take the same number of steps for the same header.
+//! 2. An algorithm for the wire in a file of its own: a function over `&mut Exchange`, made of `rounds` and `swap`. In
+//!    one phase every rank sends one frame to every other, if only an empty one; each phase has a number of its own.
+//! 3. An algorithm for shared memory as a method of `ShmExchange` (`shared.rs`): `begin` in its first step, then
+//!    `write` and `read`. All ranks take the same number of steps for the same header.
 //! 4. A method of [`Collectives`] in the same file: `check`, refuse wrong arguments before anything is sent, make the
-//!    header, then `run_flat` with a `match` over both algorithms. (`run` is for operations with an algorithm of their own
-//!    over several hosts.)
-//! 5. A row in the table above, and cases in `tests/collectives.rs` (values, disagreement, loss) and `tests/sharing.rs`.
+//!    header, then `run_flat` with a `match` over both algorithms. (`run` is for operations with an algorithm of their
+//!    own over several hosts.)
+//! 5. A row in the table above, and cases in `tests/collectives.rs` (values, disagreement, loss) and
+//!    `tests/sharing.rs`.
 
 use std::time::Duration;
 
@@ -114,8 +115,8 @@ impl Collectives {
         }
     }
 
-    /// The same with one algorithm for every `all_reduce` over a wire that connects all ranks, whatever it costs; `None`
-    /// chooses by cost again. All ranks must have the same. Ranks that share memory do not use it.
+    /// The same with one algorithm for every `all_reduce` over a wire that connects all ranks, whatever it costs;
+    /// `None` chooses by cost again. All ranks must have the same. Ranks that share memory do not use it.
     ///
     /// # Errors
     /// `Config` for an algorithm that is not defined for this number of ranks.
@@ -162,7 +163,8 @@ impl Collectives {
         Header::new(kind, self.sequence, dtype, count)
     }
 
-    /// Runs one operation over the route that the topology gives: one sequence number, one deadline, and poison if it fails.
+    /// Runs one operation over the route that the topology gives: one sequence number, one deadline, and poison if it
+    /// fails.
     fn run<T>(
         &mut self,
         header: Header,
@@ -188,9 +190,9 @@ impl Collectives {
         result
     }
 
-    /// Like [`run`](Self::run) for an operation that treats several hosts like none: all ranks use the wire, once the ranks
-    /// of each host have agreed on the operation. A rank that waits for a peer of its own host in shared memory would
-    /// otherwise not learn over the wire that another rank is in another operation.
+    /// Like [`run`](Self::run) for an operation that treats several hosts like none: all ranks use the wire, once the
+    /// ranks of each host have agreed on the operation. A rank that waits for a peer of its own host in shared memory
+    /// would otherwise not learn over the wire that another rank is in another operation.
     fn run_flat<T>(
         &mut self,
         header: Header,
@@ -232,7 +234,7 @@ enum FlatRoute<'a, 't> {
 }
 
 /// Number of elements in `data`, the argument that `name` names.
-fn elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
+fn element_count(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
     if data.len().is_multiple_of(dtype.size()) {
         return Ok(data.len() / dtype.size());
     }
@@ -243,9 +245,9 @@ fn elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
     )))
 }
 
-/// Like [`elements`], for an argument that takes part in arithmetic where it is.
-fn aligned_elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
-    let count = elements(name, dtype, data)?;
+/// Like [`element_count`], for an argument that takes part in arithmetic where it is.
+fn aligned_element_count(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
+    let count = element_count(name, dtype, data)?;
     if is_aligned(dtype, data) {
         return Ok(count);
     }

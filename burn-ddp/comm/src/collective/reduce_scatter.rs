@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::chunk::{blocks, byte_chunk};
+use super::chunk::{block_count, byte_chunk};
 use super::wire::collect;
-use super::{Collectives, FlatRoute, aligned_elements, elements, expect_length};
+use super::{Collectives, FlatRoute, aligned_element_count, element_count, expect_length};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
@@ -26,8 +26,8 @@ impl Collectives {
         output: &mut [u8],
     ) -> Result<()> {
         self.check()?;
-        let count = elements("the input of reduce_scatter", dtype, input)?;
-        aligned_elements("the output of reduce_scatter", dtype, output)?;
+        let count = element_count("the input of reduce_scatter", dtype, input)?;
+        aligned_element_count("the output of reduce_scatter", dtype, output)?;
         let (rank, world_size) = (self.rank(), self.world_size());
         let chunk = |rank| byte_chunk(input.len(), dtype.size(), world_size, rank);
         expect_length("the output of reduce_scatter", output.len(), chunk(rank).len())?;
@@ -41,7 +41,7 @@ impl Collectives {
             };
             output.copy_from_slice(&input[chunk(rank)]);
             // The first rank's chunk is the longest, so that all have the same number of blocks.
-            let blocks = blocks(chunk(Rank(0)).len() * (world_size - 1));
+            let blocks = block_count(chunk(Rank(0)).len() * (world_size - 1));
             for index in 0..blocks {
                 let part = |of: Range<usize>| {
                     let part = byte_chunk(of.len(), dtype.size(), blocks, Rank(index));

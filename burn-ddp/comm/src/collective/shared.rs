@@ -1,8 +1,8 @@
 //! The collectives of ranks that share one host's memory.
 //!
 //! Everything happens in steps of the [`SharedRegion`]: all members write their own slots, publish, and read. Sums are
-//! taken straight out of the slots of the others and this rank's own segments. Large data goes through in blocks, so that
-//! what one rank has written is still in a cache when the others read it:
+//! taken straight out of the slots of the others and this rank's own segments. Large data goes through in blocks, so
+//! that what one rank has written is still in a cache when the others read it:
 //!
 //! ```text
 //! all_reduce, 3 ranks     rank 0's slot            rank 1's slot            rank 2's slot
@@ -30,7 +30,7 @@ use crate::transport::Header;
 
 /// Bytes in front of the data of a slot: the header, and a number in some operations. Keeps the data aligned.
 const PREFIX: usize = 64;
-/// Place of a number of this rank's own, in operations that have one.
+/// Range of a number of this rank's own, in operations that have one.
 const NUMBER: Range<usize> = Header::SIZE..Header::SIZE + size_of::<u64>();
 /// Parts of a slot begin at multiples of a cache line.
 pub(super) const CACHE_LINE: usize = 64;
@@ -264,9 +264,9 @@ impl ShmExchange<'_> {
 
     /// Replaces `data` by that of the member at position `root`.
     pub(super) fn broadcast(&mut self, root: usize, data: &mut Segments<'_, '_>) -> Result<()> {
-        let (bytes, room, me) = (data.len(), self.data_bytes(), self.me());
-        for start in (0..bytes.max(1)).step_by(room) {
-            let block = start..bytes.min(start + room);
+        let (bytes, capacity, me) = (data.len(), self.data_bytes(), self.me());
+        for start in (0..bytes.max(1)).step_by(capacity) {
+            let block = start..bytes.min(start + capacity);
             let own = |mine: &mut [u8]| {
                 if me == root {
                     data.copy_out(block.clone(), &mut mine[..block.len()]);
@@ -287,9 +287,9 @@ impl ShmExchange<'_> {
 
     /// Fills `output` with all ranks' `input`, equally long on all of them.
     pub(super) fn all_gather(&mut self, input: &[u8], output: &mut [u8]) -> Result<()> {
-        let (members, room) = (self.members(), self.data_bytes());
-        for start in (0..input.len().max(1)).step_by(room) {
-            let block = start..input.len().min(start + room);
+        let (members, capacity) = (self.members(), self.data_bytes());
+        for start in (0..input.len().max(1)).step_by(capacity) {
+            let block = start..input.len().min(start + capacity);
             let own = |mine: &mut [u8]| mine[..block.len()].copy_from_slice(&input[block.clone()]);
             match start {
                 0 => self.begin(0, own)?,
@@ -307,10 +307,10 @@ impl ShmExchange<'_> {
 
     /// All ranks' `input`, of any lengths, on all of them or on `root` only.
     pub(super) fn gather_bytes(&mut self, root: Option<usize>, input: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let (members, room, me) = (self.members(), self.data_bytes(), self.me());
+        let (members, capacity, me) = (self.members(), self.data_bytes(), self.me());
         let write = |mine: &mut [u8], start: usize| {
             let rest = &input[start.min(input.len())..];
-            let now = rest.len().min(room);
+            let now = rest.len().min(capacity);
             mine[..now].copy_from_slice(&rest[..now]);
         };
         self.begin(input.len() as u64, |mine| write(mine, 0))?;
@@ -325,13 +325,13 @@ impl ShmExchange<'_> {
                 .collect::<Result<_>>()?,
             false => Vec::new(),
         };
-        for start in (0..longest.max(1)).step_by(room) {
+        for start in (0..longest.max(1)).step_by(capacity) {
             if start > 0 {
                 self.write(|mine| write(mine, start))?;
             }
             self.read(|theirs| {
                 for (member, all) in gathered.iter_mut().enumerate() {
-                    let now = (lengths[member] as usize).saturating_sub(start).min(room);
+                    let now = (lengths[member] as usize).saturating_sub(start).min(capacity);
                     all.extend_from_slice(&theirs.of(member)[..now]);
                 }
             })?;
@@ -340,8 +340,8 @@ impl ShmExchange<'_> {
         Ok(gathered)
     }
 
-    /// Allocates memory for what a member announced. The length comes from another process, so a failed allocation is an
-    /// error and does not end this process.
+    /// Allocates memory for what a member announced. The length comes from another process, so a failed allocation is
+    /// an error and does not end this process.
     fn reserve(&self, member: usize, length: u64) -> Result<Vec<u8>> {
         let mut memory = Vec::new();
         let reserved = usize::try_from(length).map(|length| memory.try_reserve_exact(length));
@@ -386,7 +386,8 @@ mod tests {
     use crate::transport::OpKind;
     use std::time::Duration;
 
-    /// For Miri, which sees a slot that is read while it is written; `tests/sharing.rs` tests the results with more cases.
+    /// For Miri, which sees a slot that is read while it is written; `tests/sharing.rs` tests the results with more
+    /// cases.
     #[test]
     fn no_slot_is_read_while_it_is_written() {
         let counts: &[usize] = if cfg!(miri) { &[3, 2500] } else { &[3, 2500, 300_000] };

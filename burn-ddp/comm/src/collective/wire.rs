@@ -14,8 +14,8 @@ pub(super) fn peer_index(own: usize, peer: usize) -> usize {
     peer - usize::from(peer > own)
 }
 
-/// Phase 0 of a reduction: sends each peer what `body` has for it and returns what all of them have for this rank, `bytes`
-/// each, in rank order without this rank.
+/// Phase 0 of a reduction: sends each peer what `body` has for it and returns what all of them have for this rank,
+/// `bytes` each, in rank order without this rank.
 pub(super) fn collect<'s, 'd>(
     exchange: &mut Exchange<'_>,
     scratch: &'s mut Scratch,
@@ -30,8 +30,8 @@ pub(super) fn collect<'s, 'd>(
     Ok(pieces.into_iter().map(|piece| &*piece).collect())
 }
 
-/// Phase 1 of an operation over `data`: each rank has its chunk of it and gets all others. A rank that is `complete` has
-/// them already and is sent none.
+/// Phase 1 of an operation over `data`: each rank has its chunk of it and gets all others. A rank that is `complete`
+/// has them already and is sent none.
 pub(super) fn gather_chunks(
     exchange: &mut Exchange<'_>,
     data: &mut Segments<'_, '_>,

@@ -42,9 +42,9 @@ pub(super) trait Accumulator: Pod + Default {
     fn greatest(self, other: Self) -> Self;
     /// One `ranks`-th; integers round toward zero.
     fn divided(self, ranks: usize) -> Self;
-    /// The value as it leaves: all NaN become one, because which operand's payload an addition passes on is the
-    /// compiler's choice and may differ between the vectorized part of a block and its end.
-    fn settled(self) -> Self;
+    /// The value with one bit pattern for all NaN. Which operand's payload an addition passes on is the compiler's
+    /// choice, and may differ between the vectorized part of a block and its end.
+    fn canonical(self) -> Self;
 }
 
 /// A type of which data consists.
@@ -52,11 +52,11 @@ pub(super) trait Element: Pod {
     type Acc: Accumulator;
 
     /// Whether compilers make fast loops of conversions one by one.
-    const SINGLY: bool = true;
+    const CONVERTS_SINGLY: bool = true;
 
     fn wide(self) -> Self::Acc;
 
-    /// Rounds a settled value; integers that do not fit wrap.
+    /// Rounds a canonical value; integers that do not fit wrap.
     fn narrowed(value: Self::Acc) -> Self;
 
     #[inline(always)]
@@ -90,7 +90,7 @@ macro_rules! float_accumulator {
                 self / ranks as $float
             }
             #[inline(always)]
-            fn settled(self) -> Self {
+            fn canonical(self) -> Self {
                 if self.is_nan() { $float::NAN } else { self }
             }
         }
@@ -117,7 +117,7 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
     /// To the nearest, ties to even: half of the last place is added, and a little less where that place is even.
-    /// Too large values carry into infinity, and a settled NaN has nothing that could carry.
+    /// Too large values carry into infinity, and a canonical NaN has nothing that could carry.
     #[inline(always)]
     fn narrowed(value: f32) -> Self {
         let bits = value.to_bits();
@@ -128,7 +128,7 @@ impl Element for bf16 {
 
 impl Element for f16 {
     type Acc = f32;
-    const SINGLY: bool = false;
+    const CONVERTS_SINGLY: bool = false;
     fn wide(self) -> f32 {
         self.to_f32()
     }
@@ -165,7 +165,7 @@ macro_rules! integer_accumulator {
                 self / ranks as $wide
             }
             #[inline(always)]
-            fn settled(self) -> Self {
+            fn canonical(self) -> Self {
                 self
             }
         }
@@ -213,7 +213,7 @@ fn unusable(dtype: DType, error: PodCastError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reduction::simd::{fastest, plain};
+    use crate::reduction::simd::{run_portable, run_vectorized};
 
     #[test]
     fn dispatch_knows_the_size_of_every_type() {
@@ -244,7 +244,7 @@ mod tests {
             // Every pattern near a tie, and scattered ones.
             bits =
                 if step < 0x2_0000 { (step << 15) | (step & 1) } else { bits.wrapping_mul(747_796_405) + 1 };
-            let value = f32::from_bits(bits).settled();
+            let value = f32::from_bits(bits).canonical();
             let (got, expected) = (bf16::narrowed(value), bf16::from_f32(value));
             assert_eq!(got.to_bits(), expected.to_bits(), "{value} ({bits:#x})");
             assert_eq!(got.wide().to_bits(), expected.to_f32().to_bits());
@@ -257,20 +257,20 @@ mod tests {
         let mut expected: Vec<f32> = halves.iter().map(|half| half.to_f32()).collect();
         for count in [0, 1, 7, 8, 9, halves.len()] {
             let mut wide = vec![0.0; count];
-            fastest(|simd| f16::widen(simd, &halves[..count], &mut wide));
+            run_vectorized(|simd| f16::widen(simd, &halves[..count], &mut wide));
             let same = |wide: &[f32]| wide.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same(&wide));
-            plain(|simd| f16::widen(simd, &halves[..count], &mut wide));
+            run_portable(|simd| f16::widen(simd, &halves[..count], &mut wide));
             assert!(same(&wide));
         }
         // Values between the halves, where rounding matters.
         for value in &mut expected {
-            *value = f32::from_bits(value.to_bits() + (value.to_bits() >> 7) % 0x2001).settled();
+            *value = f32::from_bits(value.to_bits() + (value.to_bits() >> 7) % 0x2001).canonical();
         }
         for count in [0, 1, 7, 8, 9, halves.len()] {
             let (mut narrow, mut slow) = (vec![f16::ZERO; count], vec![f16::ZERO; count]);
-            fastest(|simd| f16::narrow(simd, &expected[..count], &mut narrow));
-            plain(|simd| f16::narrow(simd, &expected[..count], &mut slow));
+            run_vectorized(|simd| f16::narrow(simd, &expected[..count], &mut narrow));
+            run_portable(|simd| f16::narrow(simd, &expected[..count], &mut slow));
             assert!(narrow.iter().zip(slow).all(|(a, b)| a.to_bits() == b.to_bits()));
             for (got, value) in narrow.iter().zip(&expected) {
                 assert_eq!(got.to_bits(), f16::from_f32(*value).to_bits(), "{value}");

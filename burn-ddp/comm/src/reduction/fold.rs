@@ -1,15 +1,15 @@
 //! The loops over elements of known type.
 //!
-//! Two and four ranks of a type that converts one by one are summed in one pass over memory (`sum_two`, `sum_four`, which
-//! are the tree written out): these are the gradients of most runs, and each further pass would take as long again.
-//! Everything else goes through blocks that stay in the first-level cache: a node of the tree is folded into accumulators,
-//! divided and rounded.
+//! Two and four ranks of a type that converts one by one are summed in one pass over memory (`sum_two`, `sum_four`,
+//! which are the tree written out): these are the gradients of most runs, and each further pass would take as long
+//! again. Everything else goes through blocks that stay in the first-level cache: a node of the tree is folded into
+//! accumulators, divided and rounded.
 
 use std::ops::Range;
 
 use super::element::{Accumulator, Element};
 use super::order::{Node, halves};
-use super::simd::{Simd, fastest};
+use super::simd::{Simd, run_vectorized};
 use crate::dtype::ReduceOp;
 
 /// Elements combined at a time: all intermediate results of a block stay in the first-level cache.
@@ -25,7 +25,7 @@ pub(super) fn accumulators<A: Accumulator>(elements: usize, ranks: usize) -> Vec
 }
 
 /// The ranges of the blocks of `elements` elements.
-pub(super) fn blocks(elements: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn block_ranges(elements: usize) -> impl Iterator<Item = Range<usize>> {
     (0..elements).step_by(BLOCK).map(move |start| start..elements.min(start + BLOCK))
 }
 
@@ -39,7 +39,7 @@ pub(super) fn fold<'l, T: Element>(
 ) {
     match node.len() {
         0 => {}
-        1 => fastest(
+        1 => run_vectorized(
             #[inline(always)]
             |simd| T::widen(simd, leaf(node.start), result),
         ),
@@ -69,7 +69,7 @@ macro_rules! with_operator {
     };
     (@ $operator:expr, $combined:ident => $loops:expr) => {{
         let $combined = $operator;
-        fastest(#[inline(always)] |simd| $loops(simd))
+        run_vectorized(#[inline(always)] |simd| $loops(simd))
     }};
 }
 
@@ -89,7 +89,7 @@ pub(super) fn combine_right<A: Accumulator>(op: ReduceOp, left: &[A], right: &mu
 
 /// Combines two leaves into `result`.
 fn combine_leaves<T: Element>(op: ReduceOp, left: &[T], right: &[T], result: &mut [T::Acc]) {
-    if T::SINGLY {
+    if T::CONVERTS_SINGLY {
         return with_operator!(op, T::Acc, combined => |_| {
             let both = left.iter().zip(right);
             result.iter_mut().zip(both).for_each(|(result, (left, right))| {
@@ -97,7 +97,7 @@ fn combine_leaves<T: Element>(op: ReduceOp, left: &[T], right: &[T], result: &mu
             });
         });
     }
-    fastest(
+    run_vectorized(
         #[inline(always)]
         |simd| T::widen(simd, left, result),
     );
@@ -107,7 +107,7 @@ fn combine_leaves<T: Element>(op: ReduceOp, left: &[T], right: &[T], result: &mu
 /// Combines `result`, on the left, with a leaf.
 fn combine_leaf<T: Element>(op: ReduceOp, result: &mut [T::Acc], leaf: &[T]) {
     with_operator!(op, T::Acc, combined => |simd: Simd| {
-        if T::SINGLY {
+        if T::CONVERTS_SINGLY {
             result.iter_mut().zip(leaf).for_each(|(left, right)| *left = combined(*left, right.wide()));
         } else {
             let mut wide = [T::Acc::default(); WIDENED];
@@ -122,12 +122,14 @@ fn combine_leaf<T: Element>(op: ReduceOp, result: &mut [T::Acc], leaf: &[T]) {
 
 /// The last step of `ranks` ranks' reduction and the rounding.
 pub(super) fn finish<T: Element>(op: ReduceOp, ranks: usize, values: &mut [T::Acc], into: &mut [T]) {
-    fastest(
+    run_vectorized(
         #[inline(always)]
         |simd| {
             match op {
-                ReduceOp::Mean => values.iter_mut().for_each(|value| *value = value.divided(ranks).settled()),
-                _ => values.iter_mut().for_each(|value| *value = value.settled()),
+                ReduceOp::Mean => {
+                    values.iter_mut().for_each(|value| *value = value.divided(ranks).canonical())
+                }
+                _ => values.iter_mut().for_each(|value| *value = value.canonical()),
             }
             T::narrow(simd, values, into);
         },
@@ -136,14 +138,14 @@ pub(super) fn finish<T: Element>(op: ReduceOp, ranks: usize, values: &mut [T::Ac
 
 /// The sum or mean of two ranks in one pass; which of the two is `data` changes no bit of a sum.
 pub(super) fn sum_two<T: Element>(op: ReduceOp, data: &mut [T], other: &[T]) {
-    fastest(
+    run_vectorized(
         #[inline(always)]
         |_| match op {
             ReduceOp::Mean => data.iter_mut().zip(other).for_each(|(data, other)| {
-                *data = T::narrowed(data.wide().add(other.wide()).divided(2).settled());
+                *data = T::narrowed(data.wide().add(other.wide()).divided(2).canonical());
             }),
             _ => data.iter_mut().zip(other).for_each(|(data, other)| {
-                *data = T::narrowed(data.wide().add(other.wide()).settled());
+                *data = T::narrowed(data.wide().add(other.wide()).canonical());
             }),
         },
     );
@@ -151,7 +153,7 @@ pub(super) fn sum_two<T: Element>(op: ReduceOp, data: &mut [T], other: &[T]) {
 
 /// The sum or mean of four ranks in one pass: `data` and its sibling, and the two others.
 pub(super) fn sum_four<T: Element>(op: ReduceOp, data: &mut [T], sibling: &[T], others: [&[T]; 2]) {
-    fastest(
+    run_vectorized(
         #[inline(always)]
         |_| {
             let [third, fourth] = others;
@@ -159,11 +161,11 @@ pub(super) fn sum_four<T: Element>(op: ReduceOp, data: &mut [T], sibling: &[T], 
             match op {
                 ReduceOp::Mean => all.for_each(|((data, sibling), (third, fourth))| {
                     let (near, far) = (data.wide().add(sibling.wide()), third.wide().add(fourth.wide()));
-                    *data = T::narrowed(near.add(far).divided(4).settled());
+                    *data = T::narrowed(near.add(far).divided(4).canonical());
                 }),
                 _ => all.for_each(|((data, sibling), (third, fourth))| {
                     let (near, far) = (data.wide().add(sibling.wide()), third.wide().add(fourth.wide()));
-                    *data = T::narrowed(near.add(far).settled());
+                    *data = T::narrowed(near.add(far).canonical());
                 }),
             }
         },

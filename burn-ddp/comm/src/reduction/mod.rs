@@ -1,9 +1,9 @@
 //! Arithmetic over the data of several ranks: element types, SIMD loops, and the order of summation.
 //!
-//! **The order of summation is decided in `order.rs`, and nowhere else**: a binary tree over the ranks, split in the middle
-//! with the larger part on the left, for each element by itself. Floating-point addition is not associative, so this order
-//! is part of the result, and every algorithm of the collectives calls the functions of this module. The bits depend on
-//! neither the algorithm, nor where a buffer was cut, nor which rank's data came first.
+//! **The order of summation is decided in `order.rs`, and nowhere else**: a binary tree over the ranks, split in the
+//! middle with the larger part on the left, for each element by itself. Floating-point addition is not associative, so
+//! this order is part of the result, and every algorithm of the collectives calls the functions of this module. The
+//! bits depend on neither the algorithm, nor where a buffer was cut, nor which rank's data came first.
 //!
 //! This module knows no peer and sends nothing. Files, each of which uses only those above it:
 //!

@@ -2,13 +2,17 @@
 //! left.
 //!
 //! ```text
-//! ranks 0..5           ((0 1) 2) (3 4)
-//!        0..3     (0 1) 2        (3 4)     3..5
-//! 0..2  2..3        0 1    2      3 4      3..4  4..5
+//!            0..5
+//!          ╱      ╲
+//!       0..3      3..5
+//!      ╱    ╲     ╱  ╲
+//!    0..2    2   3    4
+//!    ╱  ╲
+//!   0    1               ((0 + 1) + 2) + (3 + 4)
 //! ```
 //!
-//! The tree adds numbers of like size. For a world that is a power of two it is the tree of the smaller world with every
-//! leaf split, which is how one, two, four and eight ranks can come to the same bits.
+//! The tree adds numbers of like size. For a world that is a power of two it is the tree of the smaller world with
+//! every leaf split, which is how one, two, four and eight ranks can come to the same bits.
 
 use std::ops::Range;
 
@@ -47,8 +51,8 @@ pub fn pairwise<T: Clone>(values: &[T], combine: &impl Fn(T, T) -> T) -> Option<
     }
 }
 
-/// The largest nodes of the tree over `world` ranks that have no other ranks than `members`, which are sorted; from left
-/// to right.
+/// The largest nodes of the tree over `world` ranks that have no other ranks than `members`, which are sorted; from
+/// left to right.
 pub(crate) fn nodes_within(world: usize, members: &[usize]) -> Vec<Node> {
     fn visit(node: Node, members: &[usize], found: &mut Vec<Node>) {
         let inside = members.partition_point(|rank| *rank < node.end)

@@ -1,16 +1,17 @@
 //! Reductions whose nodes are computed in several places.
 //!
-//! A node of the tree (`order.rs`) is a range of ranks, and its partial result depends on these ranks alone. A rank that
-//! has the data of a whole node can therefore fold it and send the result instead of the data of all these ranks. Partial
-//! results travel in the type that elements are combined in, so nothing is rounded in between and the bits stay those of
-//! the whole tree. Recursive halving does so with pairs of ranks, a group over several hosts with the ranks of a host.
+//! A node of the tree (`order.rs`) is a range of ranks, and its partial result depends on these ranks alone. A rank
+//! that has the data of a whole node can therefore fold it and send the result instead of the data of all these ranks.
+//! Partial results travel in the type that elements are combined in, so nothing is rounded in between and the bits stay
+//! those of the whole tree. Recursive halving does so with pairs of ranks, a group over several hosts with the ranks of
+//! a host.
 //!
 //! Partial results are bytes too, always aligned to 16: no accumulator needs more.
 
 use std::ops::Range;
 
 use super::element::{Accumulator, Element, elements, elements_mut, with_element};
-use super::fold::{accumulators, blocks, combine, combine_right, finish, fold};
+use super::fold::{accumulators, block_ranges, combine, combine_right, finish, fold};
 use super::order::{Node, halves};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -43,7 +44,7 @@ pub(crate) fn reduce_node<'l>(
         });
         let leaves = leaves.collect::<Result<Vec<&[T]>>>()?;
         let mut spare = accumulators(out.len(), leaves.len());
-        for at in blocks(out.len()) {
+        for at in block_ranges(out.len()) {
             fold(op, 0..leaves.len(), &|index: usize| &leaves[index][at.clone()], &mut out[at.clone()], &mut spare);
         }
         Ok(())
@@ -98,7 +99,7 @@ pub(crate) fn complete(
         });
         let partials = partials.collect::<Result<Vec<_>>>()?;
         let mut accumulators = accumulators(out.len(), world);
-        for at in blocks(out.len()) {
+        for at in block_ranges(out.len()) {
             let (result, spare) = accumulators.split_at_mut(at.len());
             assemble(op, 0..world, &mut partials.iter(), &at, result, spare);
             finish(op, world, result, &mut out[at]);
@@ -131,12 +132,12 @@ fn assemble<'p, A: Accumulator>(
     result: &mut [A],
     spare: &mut [A],
 ) {
-    if let Some(values) = take(&node, partials) {
+    if let Some(values) = take_node(&node, partials) {
         return result.copy_from_slice(&values[at.clone()]);
     }
     let (left, right) = halves(&node);
     assemble(op, left, partials, at, result, spare);
-    if let Some(values) = take(&right, partials) {
+    if let Some(values) = take_node(&right, partials) {
         return combine(op, result, &values[at.clone()]);
     }
     let (folded, spare) = spare.split_at_mut(result.len());
@@ -145,7 +146,7 @@ fn assemble<'p, A: Accumulator>(
 }
 
 /// Takes the next partial result if it is that of `node`.
-fn take<'p, A>(node: &Node, partials: &mut std::slice::Iter<'p, (Node, &'p [A])>) -> Option<&'p [A]> {
+fn take_node<'p, A>(node: &Node, partials: &mut std::slice::Iter<'p, (Node, &'p [A])>) -> Option<&'p [A]> {
     let (first, values) = partials.as_slice().first()?;
     (first == node).then(|| {
         partials.next();
@@ -166,7 +167,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn siblings_are_combined_in_order_whoever_owns_them() {
+    fn siblings_are_combined_in_order_on_both_sides() {
         // Only the left of two zeros stays.
         let (left, right) = ([0.0f32], [-0.0f32]);
         for own_first in [true, false] {

@@ -25,7 +25,7 @@ fn defined<T: Element>(op: ReduceOp, pieces: &[Vec<T>]) -> Vec<T> {
     let element = |at: usize| {
         let values: Vec<T::Acc> = pieces.iter().map(|piece| piece[at].wide()).collect();
         let value = pairwise(&values, &combined).unwrap();
-        T::narrowed(if op == ReduceOp::Mean { value.divided(pieces.len()) } else { value }.settled())
+        T::narrowed(if op == ReduceOp::Mean { value.divided(pieces.len()) } else { value }.canonical())
     };
     if let [only] = pieces { only.clone() } else { (0..pieces[0].len()).map(element).collect() }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::element::{Element, elements, elements_mut, with_element};
-use super::fold::{accumulators, blocks, finish, fold, sum_four, sum_two};
+use super::fold::{accumulators, block_ranges, finish, fold, sum_four, sum_two};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 
@@ -65,14 +65,14 @@ fn reduce_blocks(
         let data = elements_mut::<T>(dtype, data)?;
         // Worlds of two and four need no list of pieces.
         match (others, op) {
-            (&[other], ReduceOp::Sum | ReduceOp::Mean) if T::SINGLY => {
+            (&[other], ReduceOp::Sum | ReduceOp::Mean) if T::CONVERTS_SINGLY => {
                 let other = elements::<T>(dtype, other)?;
                 for at in passes(data.len(), copy.is_some()) {
                     sum_two(op, &mut data[at.clone()], &other[at.clone()]);
                     copy_block(&mut copy, data, at);
                 }
             }
-            (&[first, second, third], ReduceOp::Sum | ReduceOp::Mean) if T::SINGLY => {
+            (&[first, second, third], ReduceOp::Sum | ReduceOp::Mean) if T::CONVERTS_SINGLY => {
                 let (sibling, far) = if own < 2 { (first, [second, third]) } else { (third, [first, second]) };
                 let sibling = elements::<T>(dtype, sibling)?;
                 let far = [elements::<T>(dtype, far[0])?, elements::<T>(dtype, far[1])?];
@@ -87,7 +87,7 @@ fn reduce_blocks(
                     others.iter().map(|piece| elements::<T>(dtype, piece)).collect::<Result<Vec<_>>>()?;
                 let ranks = others.len() + 1;
                 let mut accumulators = accumulators(data.len(), ranks);
-                for at in blocks(data.len()) {
+                for at in block_ranges(data.len()) {
                     let (result, spare) = accumulators.split_at_mut(at.len());
                     let leaf = |rank: usize| match rank {
                         _ if rank == own => &data[at.clone()],
@@ -103,11 +103,11 @@ fn reduce_blocks(
     })
 }
 
-/// The ranges in which `elements` elements are reduced: all at once, or in blocks whose result is still in the cache when
-/// it is copied.
+/// The ranges in which `elements` elements are reduced: all at once, or in blocks whose result is still in the cache
+/// when it is copied.
 fn passes(elements: usize, in_blocks: bool) -> impl Iterator<Item = Range<usize>> {
     let whole = (!in_blocks).then_some(0..elements);
-    let parts = in_blocks.then(|| blocks(elements)).into_iter().flatten();
+    let parts = in_blocks.then(|| block_ranges(elements)).into_iter().flatten();
     whole.into_iter().chain(parts)
 }
 

@@ -1,16 +1,16 @@
-//! How the ranks of a host find each other and get one mapping.
+//! The ranks of a host find each other and get one mapping.
 //!
 //! ```text
 //! every rank       bind a socket with a random name, send name and nonce to all peers over the wires they have
 //! every rank       connect to the sockets of lower ranks, say their nonce  ─▶ connected = same host
-//!                  (the collectives' topology decides who is with whom)
+//!                  (`topology.rs` decides which ranks are members)
 //! first of a host  reserve the memory, accept, check the nonce, send file descriptor and nonce
 //! the others       receive both, check the nonce, map the file
 //! ```
 //!
-//! A process that can connect runs on the same kernel and in the same network namespace. The nonce, which only members of
-//! the group know, tells them from strangers, whichever side a stranger is on. The sockets are closed afterwards: the
-//! kernel closes the control connection of a process that dies, and that is how its peers learn of it.
+//! A process that can connect runs on the same kernel and in the same network namespace. The nonce, which only members
+//! of the group know, tells them from strangers, whichever side a stranger is on. The sockets are closed afterwards:
+//! the kernel closes the control connection of a process that dies, and that is how its peers learn of it.
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -81,13 +81,13 @@ impl ShmListener {
         Ok(Self { socket, address: ShmAddress { name, nonce } })
     }
 
-    /// What peers need to connect.
+    /// The address that peers need to connect.
     pub fn address(&self) -> &ShmAddress {
         &self.address
     }
 
-    /// Reserves the memory of `layout`, of which this rank is the first member, and sends it to all other members, which
-    /// have connected before.
+    /// Reserves the memory of `layout`, of which this rank is the first member, and sends it to all other members,
+    /// which have connected before.
     ///
     /// # Errors
     /// `Io` where the host has no room, naming the bytes; `Timeout` if a member is missing at `deadline`.
@@ -100,7 +100,7 @@ impl ShmListener {
             let peer = match accept_with(&self.socket, flags) {
                 Ok(peer) => peer,
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => continue,
-                Err(error) => return Err(failed("accept a visitor")(error)),
+                Err(error) => return Err(failed("accept a connection")(error)),
             };
             let credentials = rustix::net::sockopt::socket_peercred(&peer);
             if !credentials.is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {

@@ -74,8 +74,9 @@ impl Mapping {
         }
     }
 
-    /// Address of the first byte.
-    pub(super) fn start(&self) -> NonNull<u8> {
+    /// Address of the first of `bytes` bytes, which is the size of the mapping.
+    pub(super) fn start(&self, bytes: usize) -> NonNull<u8> {
+        assert_eq!(self.bytes, bytes, "bytes of a mapping");
         self.start
     }
 
@@ -124,11 +125,11 @@ mod tests {
     fn what_one_writes_the_other_reads_and_the_size_is_fixed() {
         let one = Mapping::reserve(8192).unwrap();
         let other = Mapping::map(one.file().try_clone_to_owned().unwrap(), 8192).unwrap();
-        assert_ne!(one.start(), other.start());
+        assert_ne!(one.start(8192), other.start(8192));
         // SAFETY: inside of both mappings, which nothing else uses.
         unsafe {
-            one.start().add(8191).write(7);
-            assert_eq!((other.start().add(8191).read(), other.start().read()), (7, 0));
+            one.start(8192).add(8191).write(7);
+            assert_eq!((other.start(8192).add(8191).read(), other.start(8192).read()), (7, 0));
         }
         assert!(rustix::fs::ftruncate(one.file(), 4096).is_err());
         assert!(Mapping::map(one.file().try_clone_to_owned().unwrap(), 4096).is_err());

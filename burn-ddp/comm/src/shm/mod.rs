@@ -1,9 +1,9 @@
 //! Memory that the ranks of one host share, and the steps in which they use it.
 //!
-//! This module is no [`Transport`](crate::transport::Transport): frames would cost what shared memory saves. A sum can be
-//! taken straight out of what peers have written, and a result that is written once can be read by all. So the interface
-//! is lower than that of a wire: a [`SharedRegion`] in which each member has slots of its own, and all members take the
-//! same steps. The collectives decide what the bytes are.
+//! This module is no [`Transport`](crate::transport::Transport): frames would cost what shared memory saves. A sum can
+//! be taken straight out of what peers have written, and a result that is written once can be read by all. So the
+//! interface is lower than that of a wire: a `SharedRegion` in which each member has slots of its own, and all
+//! members take the same steps. The collectives decide what the bytes are.
 //!
 //! ```text
 //!            step s                                        step s + 1
@@ -14,7 +14,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `region.rs` | [`SharedRegion`]: layout, steps, and why no slot is read while it is written |
+//! | `region.rs` | `SharedRegion`: layout, steps, and why no slot is read while it is written |
 //! | `step_counter.rs` | one member's counter of published steps, and sleeping until it moves |
 //! | `spin.rs` | how long a waiting rank spins before it sleeps |
 //! | `mapping.rs` | anonymous memory that several processes map (Linux) |

@@ -7,12 +7,12 @@
 //!   one for each member            of member 0; step s uses slot s % 4   of member 1
 //! ```
 //!
-//! A [`StepAccess`] is what a member gets when all members have published step `s`: it may read the slots of `s` and write
-//! its own slot of `s + 1`, and publishing ends it. No slot is read while it is written, because:
+//! A [`StepAccess`] is what a member gets when all members have published step `s`: it may read the slots of `s` and
+//! write its own slot of `s + 1`, and publishing ends it. No slot is read while it is written, because:
 //!
 //! - Only its owner writes a slot, and others read it only after the owner has published the step.
-//! - A member that writes the slot of `s + 1` overwrites its own slot of `s - 3` (of `s - 1` if there were two). It has seen
-//!   all members publish `s`, and a member publishes `s` after it has read `s - 1` and all before it.
+//! - A member that writes the slot of `s + 1` overwrites its own slot of `s - 3` (of `s - 1` if there were two). It has
+//!   seen all members publish `s`, and a member publishes `s` after it has read `s - 1` and all before it.
 //! - A `StepAccess` borrows the region mutably, so the compiler keeps a member to its part of that.
 #![allow(unsafe_code)]
 
@@ -31,9 +31,9 @@ use crate::transport::{Liveness, PeerState};
 
 /// Slots begin at pages.
 const PAGE: usize = 4096;
-/// Slots of a member. Two would do; but memory that a peer has just read is still in its cache, and writing it then takes
-/// three times as long as writing what has left that cache meanwhile (1 MiB between two ranks: 118 us with two slots, 66
-/// with four, 58 with eight).
+/// Slots of a member. Two would do; but memory that a peer has just read is still in its cache, and writing it then
+/// takes three times as long as writing what has left that cache meanwhile (1 MiB between two ranks: 118 us with two
+/// slots, 66 with four, 58 with eight).
 const SLOTS: usize = 4;
 
 /// The members of a region and its layout; equal on all of them.
@@ -46,8 +46,8 @@ pub(crate) struct RegionLayout {
 }
 
 impl RegionLayout {
-    /// Bytes of one slot: a few hundred KiB, so that what is written is still in the second-level cache of its writer when
-    /// the others read it; less for many ranks, so that the region stays at a few MiB.
+    /// Bytes of one slot: a few hundred KiB, so that what is written is still in the second-level cache of its writer
+    /// when the others read it; less for many ranks, so that the region stays at a few MiB.
     fn slot_bytes(&self) -> usize {
         const MOST: usize = 256 << 10;
         let share = (8 << 20) / (SLOTS * self.members.len().max(1));
@@ -86,7 +86,8 @@ pub(crate) struct SharedRegion {
 unsafe impl Send for SharedRegion {}
 
 impl SharedRegion {
-    /// The region of `layout` in `mapping`, which is zeroed when its first member comes, for the member at position `me`.
+    /// The region of `layout` in `mapping`, which is zeroed when its first member comes, for the member at position
+    /// `me`.
     pub fn new(
         layout: RegionLayout,
         me: usize,
@@ -94,14 +95,15 @@ impl SharedRegion {
         liveness: Liveness,
         hint: ComputeHint,
     ) -> Self {
-        let start = mapping.start();
-        // SAFETY: `connect` reserves and maps `layout.bytes()` zeroed bytes for members of this protocol.
+        let start = mapping.start(layout.bytes());
+        // SAFETY: a mapping of exactly that many bytes, zeroed when it was reserved. It is moved into this region, and other
+        // processes get it from `connect` as other members.
         unsafe { Self::over(layout, me, start, Box::new(mapping), liveness, hint) }
     }
 
     /// # Safety
-    /// `start` must be the beginning of `layout.bytes()` bytes, aligned to a page, zeroed before the first region is made,
-    /// alive as long as `memory`, and used by one region for each member and nothing else.
+    /// `start` must be the beginning of `layout.bytes()` bytes, aligned to a page, zeroed before the first region is
+    /// made, alive as long as `memory`, and used by one region for each member and nothing else.
     unsafe fn over(
         layout: RegionLayout,
         me: usize,
@@ -131,7 +133,8 @@ impl SharedRegion {
         self.slot_bytes
     }
 
-    /// Waits until all members have published as many steps as this rank. It may then read that step and write the next.
+    /// Waits until all members have published as many steps as this rank. It may then read that step and write the
+    /// next.
     ///
     /// # Errors
     /// `Timeout` naming the first rank that is missing, `PeerLost`, and other causes for which the group has ended;
@@ -190,7 +193,8 @@ impl SharedRegion {
 
     fn counter(&self, member: usize) -> &StepCounter {
         assert!(member < self.layout.members.len(), "member {member} of {}", self.layout.members.len());
-        // SAFETY: counters stand at the beginning, one for each member, aligned and zeroed, and are only used by reference.
+        // SAFETY: counters stand at the beginning, one for each member, aligned and zeroed, and are only used by
+        // reference.
         unsafe { self.start.cast::<StepCounter>().add(member).as_ref() }
     }
 
@@ -215,8 +219,9 @@ impl StepAccess<'_> {
     pub fn slots(&mut self) -> (PublishedSlots<'_>, &mut [u8]) {
         let region = &*self.region;
         let own = region.slot(region.me, region.step.wrapping_add(1));
-        // SAFETY: a slot of `slot_bytes` initialized bytes. Only this rank writes it, through this exclusive borrow, and
-        // no rank reads it: `step + 1` is not published, and all ranks have read all steps before `step` (module docs).
+        // SAFETY: a slot of `slot_bytes` initialized bytes. Only this rank writes it, through this exclusive borrow,
+        // and no rank reads it: `step + 1` is not published, and all ranks have read all steps before `step` (module
+        // docs).
         let own = unsafe { std::slice::from_raw_parts_mut(own.as_ptr(), region.slot_bytes) };
         (PublishedSlots { region, step: region.step, lifetime: PhantomData }, own)
     }
@@ -244,7 +249,7 @@ pub(crate) struct PublishedSlots<'a> {
 }
 
 impl<'a> PublishedSlots<'a> {
-    /// What the member at this position has written.
+    /// The bytes that the member at this position has written.
     pub fn of(&self, member: usize) -> &'a [u8] {
         let slot = self.region.slot(member, self.step);
         // SAFETY: a slot of that many initialized bytes, published with release and seen with acquire. Its owner writes
@@ -295,7 +300,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn everybody_reads_what_everybody_wrote_in_every_step() {
+    fn every_member_reads_what_all_members_wrote_in_every_step() {
         let steps: u8 = if cfg!(miri) { 8 } else { 200 };
         std::thread::scope(|scope| {
             for mut region in regions(3) {
@@ -312,7 +317,7 @@ pub(crate) mod tests {
                         own[..2].copy_from_slice(&[me, step]);
                         access.publish();
                     }
-                    // Nobody leaves before all have read.
+                    // No member leaves before all have read.
                     region.wait_for_step(&"test", soon()).unwrap().publish();
                     region.wait_for_step(&"test", soon()).unwrap();
                 });

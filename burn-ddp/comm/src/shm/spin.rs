@@ -1,4 +1,4 @@
-//! How long a waiting rank spins before it sleeps.
+//! The budget of a waiting rank: it spins before it sleeps, and not for long.
 //!
 //! Sleeping and being woken costs some ten microseconds, more than most waits last. Spinning takes a core, and if the
 //! rank that is waited for needs that core, every microsecond of spinning is added to the wait: with pure spinning four

@@ -5,7 +5,7 @@
 //! sides therefore write before they read, with a full fence in between, so at least one sees the other:
 //!
 //! ```text
-//! sleeper:    sleepers += 1 ; fence ; read published ─▶ reached? return : futex wait (kernel compares `published` again)
+//! sleeper:    sleepers += 1 ; fence ; read published ─▶ reached? return : futex wait (compares `published` again)
 //! publisher:  published = s ; fence ; read sleepers  ─▶ none?    return : futex wake
 //! ```
 //!
@@ -18,8 +18,8 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-/// One member's counter, alone on its cache lines (processors fetch them in pairs): its owner writes it, the others wait
-/// for it. Zeroed memory is a new counter.
+/// One member's counter, alone on its cache lines (processors fetch them in pairs): its owner writes it, the others
+/// wait for it. Zeroed memory is a new counter.
 #[repr(C, align(128))]
 pub(super) struct StepCounter {
     /// Number of steps that the owner has published; wraps around.
@@ -51,8 +51,8 @@ impl StepCounter {
         }
     }
 
-    /// Sleeps until `step` is published or `limit` has passed, or wakes up earlier without a reason: the caller has to ask
-    /// [`has_reached`](Self::has_reached) again.
+    /// Sleeps until `step` is published or `limit` has passed, or wakes up earlier without a reason: the caller has to
+    /// ask [`has_reached`](Self::has_reached) again.
     pub(super) fn sleep(&self, step: u32, limit: Duration) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -78,8 +78,8 @@ impl StepCounter {
         let _ = wake(&self.published, Flags::empty(), i32::MAX as u32);
     }
 
-    /// Without futexes a sleep ends without a reason. Miri refuses the type of pointer by which rustix calls the kernel;
-    /// other systems than Linux never make a region.
+    /// Without futexes a sleep ends without a reason. Miri refuses the type of pointer by which rustix calls the
+    /// kernel; other systems than Linux never make a region.
     #[cfg(all(not(loom), any(miri, not(target_os = "linux"))))]
     fn sleep_at(&self, _: u32, _: Duration) {
         std::thread::yield_now();
@@ -160,9 +160,9 @@ mod loom_tests {
         }
     }
 
-    /// Two ranks, each with a counter and two slots, in the protocol of a region: write, publish, wait for the other, read,
-    /// and write the slot of two steps ago again. Loom finds a sleeper that is never woken (a deadlock) and a slot that is
-    /// read while it is written.
+    /// Two ranks, each with a counter and two slots, in the protocol of a region: write, publish, wait for the other,
+    /// read, and write the slot of two steps ago again. Loom finds a sleeper that is never woken (a deadlock) and a
+    /// slot that is read while it is written.
     #[test]
     fn no_wake_up_is_lost_and_no_slot_is_torn() {
         struct Two {

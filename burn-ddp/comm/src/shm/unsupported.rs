@@ -37,7 +37,7 @@ impl Unsupported {
         match self {}
     }
 
-    pub(super) fn start(&self) -> NonNull<u8> {
+    pub(super) fn start(&self, _: usize) -> NonNull<u8> {
         match *self {}
     }
 }

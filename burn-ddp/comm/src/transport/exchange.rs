@@ -1,14 +1,14 @@
-//! One operation in progress over a transport: which ranks talk to each other, and under which header.
+//! One operation in progress over a transport: the pairs of ranks that talk to each other, and their header.
 //!
-//! Every operation is made of rounds. In round `s` a rank sends to the rank `s` places after it and receives from the rank
-//! `s` places before it, both at once, so the load is even and no two ranks can wait for each other:
+//! Every operation is made of rounds. In round `s` a rank sends to the rank `s` places after it and receives from the
+//! rank `s` places before it, both at once, so the load is even and no two ranks can wait for each other:
 //!
 //! ```text
 //! round 1   0 ─▶ 1 ─▶ 2 ─▶ 3 ─▶ 0        round 2   0 ◀─▶ 2, 1 ◀─▶ 3        round 3   0 ─▶ 3 ─▶ 2 ─▶ 1 ─▶ 0
 //! ```
 //!
-//! The rounds of one phase together bring one frame from every rank to every other, if only an empty one. A rank that is in
-//! another operation is therefore found within this one.
+//! The rounds of one phase together bring one frame from every rank to every other, if only an empty one. A rank that
+//! is in another operation is therefore found within this one.
 
 use super::{Header, Transport};
 use crate::deadline::Deadline;
@@ -58,16 +58,16 @@ impl Exchange<'_> {
 
     /// Runs phase 0: fills `output` with all ranks' `input`, which is equally long on all of them.
     pub(crate) fn all_gather(&mut self, input: &[u8], output: &mut [u8]) -> Result<()> {
-        let place = |rank: usize| rank * input.len()..(rank + 1) * input.len();
-        output[place(self.rank().0)].copy_from_slice(input);
+        let range = |rank: usize| rank * input.len()..(rank + 1) * input.len();
+        output[range(self.rank().0)].copy_from_slice(input);
         for (to, from) in self.rounds() {
-            self.swap(0, (to, from), &[input], &mut [&mut output[place(from.0)]])?;
+            self.swap(0, (to, from), &[input], &mut [&mut output[range(from.0)]])?;
         }
         Ok(())
     }
 
-    /// Runs phases 0 and 1: all ranks' `input`, of any lengths, in rank order. With a root only the root gets them, and the
-    /// other ranks get nothing.
+    /// Runs phases 0 and 1: all ranks' `input`, of any lengths, in rank order. With a root only the root gets them, and
+    /// the other ranks get nothing.
     pub(crate) fn gather_bytes(&mut self, root: Option<Rank>, input: &[u8]) -> Result<Vec<Vec<u8>>> {
         let receives = |rank: Rank| root.is_none_or(|root| root == rank);
         // The count of a header is the same on all ranks, and no length is: lengths travel as data.
@@ -90,8 +90,8 @@ impl Exchange<'_> {
     }
 }
 
-/// Allocates memory for what a rank announced. The length comes from another process, so a failed allocation is an error
-/// and does not end this process.
+/// Allocates memory for what a rank announced. The length comes from another process, so a failed allocation is an
+/// error and does not end this process.
 fn allocate((rank, length): (usize, u64)) -> Result<Vec<u8>> {
     let mut memory = Vec::new();
     let length = usize::try_from(length).unwrap_or(usize::MAX);

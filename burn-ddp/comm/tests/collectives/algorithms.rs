@@ -221,8 +221,8 @@ fn an_algorithm_that_the_world_cannot_have_is_refused_by_name() {
     }
 }
 
-/// What the constants of the cost model are fitted to; the medians of some rounds, of which each is a barrier and then
-/// several operations.
+/// Prints the times to which the constants of the cost model are fitted: the medians of some rounds, of which each is a
+/// barrier and then several operations.
 #[test]
 #[ignore = "a measurement"]
 fn times_of_the_algorithms_over_sockets() {

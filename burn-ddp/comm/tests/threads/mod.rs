@@ -1,7 +1,7 @@
 //! Threads as ranks, for everything below the replica: the same cases run over any wire.
 //!
-//! A case that hangs must fail the test and not stop it, so the threads are not joined: they report through a channel, and
-//! a rank that has not reported in time is named.
+//! A case that hangs must fail the test and not stop it, so the threads are not joined: they report through a channel,
+//! and a rank that has not reported in time is named.
 
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,9 +19,9 @@ use burn_ddp_comm::{Rank, Result};
 /// Makes the wires of a world of the given size, one for each rank in rank order.
 pub type Wires = fn(usize) -> Vec<Box<dyn Transport>>;
 
-/// How long one launch may take.
+/// Longest time of one launch.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long one operation may take; shorter, so that an operation that hangs is reported by its own error.
+/// Longest time of one operation; shorter, so that an operation that hangs is reported by its own error.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Wires through memory.
@@ -51,8 +51,8 @@ pub fn over_tcp(world_size: usize) -> Vec<Box<dyn Transport>> {
     wires.map(|wire| Box::new(wire) as Box<dyn Transport>).collect()
 }
 
-/// Runs `body` on every rank and returns the outcomes in rank order. A rank's wires close when its body returns, as those
-/// of a process that ends.
+/// Runs `body` on every rank and returns the outcomes in rank order. A rank's wires close when its body returns, as
+/// those of a process that ends.
 pub fn outcomes<T: Send + 'static>(
     wires: Vec<Box<dyn Transport>>,
     body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
