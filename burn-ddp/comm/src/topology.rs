@@ -73,36 +73,15 @@ impl Topology {
         let (me, world_size) = (transport.rank().0, transport.world_size());
         let mut setup = Setup { transport, sequence: FIRST_EXCHANGE, deadline };
         let wanted = options.transport != TransportKind::Tcp && world_size > 1;
-        let (listener, trouble) = match wanted.then(|| ShmListener::bind(world_size)) {
-            None => (None, None),
-            Some(Ok(listener)) => (Some(listener), None),
-            Some(Err(error)) => (None, Some(error.to_string())),
-        };
-        let all: Vec<HostReport> = setup.all_gather(&HostReport {
-            required: options.transport == TransportKind::Shm,
-            host: options.host.clone(),
-            address: listener.as_ref().map(|listener| listener.address().clone()),
-            cores: cores(),
-            quota: std::thread::available_parallelism().map_or(1, usize::from),
-            limit: options.limit,
-            trouble,
-        })?;
-        // The first rank of this host that can be reached; a rank whose peers listen nowhere is alone.
-        let reached = listener.is_some().then(|| {
-            (0..me)
-                .filter(|rank| all[*rank].host == options.host)
-                .find_map(|rank| Some((rank, ShmConnection::connect(all[rank].address.as_ref()?).ok()?)))
-        });
-        let (first, connection) = reached.flatten().map_or((me, None), |(rank, to)| (rank, Some(to)));
-        let firsts: Vec<usize> = setup.all_gather(&first)?;
-        if let Some(rank) = (0..world_size).find(|rank| firsts[*rank] > *rank) {
-            let text = format!("{} says that it has reached rank {}", Rank(rank), firsts[rank]);
-            return Err(Error::new(ErrorKind::Mismatch, text));
-        }
-        let hosts = group_by_host(&firsts);
+        let listener = wanted.then(|| ShmListener::bind(world_size)).transpose();
+        let all = setup.all_gather(&HostReport::new(options, &listener))?;
+        let listener = listener.unwrap_or_default();
+        let connection = listener.as_ref().and_then(|_| connect_to_first(&all, me));
+        let (first, connection) =
+            connection.map_or((me, None), |(rank, connection)| (rank, Some(connection)));
+        let hosts = group_by_host(&setup.all_gather(&first)?)?;
         let host = &hosts[host_of(&hosts, Rank(me))];
-        // Half of the time that is left: memory that is not there in time is a reason for TCP, of which all have to
-        // hear.
+        // Half of the time that is left: if the memory is not there in time, all ranks have to hear of it and use TCP.
         let soon = Deadline::after(deadline.remaining() / 2);
         let shared = (host.len() > 1).then(|| {
             let layout = layout(host, &all)?;
@@ -182,8 +161,36 @@ struct HostReport {
     trouble: Option<String>,
 }
 
+impl HostReport {
+    fn new(options: &ShmOptions, listener: &Result<Option<ShmListener>>) -> Self {
+        let address = listener.as_ref().ok().and_then(Option::as_ref).map(ShmListener::address);
+        Self {
+            required: options.transport == TransportKind::Shm,
+            host: options.host.clone(),
+            address: address.cloned(),
+            cores: cores(),
+            quota: std::thread::available_parallelism().map_or(1, usize::from),
+            limit: options.limit,
+            trouble: listener.as_ref().err().map(ToString::to_string),
+        }
+    }
+}
+
+/// Connects to the first rank before `me` that is on the same host: one of the same host name that can be reached.
+fn connect_to_first(all: &[HostReport], me: usize) -> Option<(usize, ShmConnection)> {
+    let mut named = (0..me).filter(|rank| all[*rank].host == all[me].host);
+    named.find_map(|rank| Some((rank, ShmConnection::connect(all[rank].address.as_ref()?).ok()?)))
+}
+
 /// Ranks by the rank that they have reached. A rank that has reached one that itself reached another stays alone.
-fn group_by_host(firsts: &[usize]) -> Vec<Vec<Rank>> {
+///
+/// # Errors
+/// `Mismatch` for a rank that says that it has reached a later one.
+fn group_by_host(firsts: &[usize]) -> Result<Vec<Vec<Rank>>> {
+    if let Some((rank, first)) = firsts.iter().enumerate().find(|(rank, first)| *first > rank) {
+        let text = format!("{} says that it has reached rank {first}", Rank(rank));
+        return Err(Error::new(ErrorKind::Mismatch, text));
+    }
     let mut hosts: Vec<Vec<Rank>> = Vec::new();
     for (rank, first) in firsts.iter().enumerate() {
         let first = if firsts[*first] == *first { *first } else { rank };
@@ -192,7 +199,7 @@ fn group_by_host(firsts: &[usize]) -> Vec<Vec<Rank>> {
             None => hosts.push(vec![Rank(rank)]),
         }
     }
-    hosts
+    Ok(hosts)
 }
 
 /// The layout of the memory of `host`.
@@ -305,9 +312,9 @@ mod tests {
 
     #[test]
     fn ranks_are_where_their_first_one_is() {
-        assert_eq!(ranks(&group_by_host(&[0, 0, 2, 0, 2])), [vec![0, 1, 3], vec![2, 4]]);
+        assert_eq!(ranks(&group_by_host(&[0, 0, 2, 0, 2]).unwrap()), [vec![0, 1, 3], vec![2, 4]]);
         // Rank 2 has reached rank 1, which is itself with rank 0, where rank 2 cannot go.
-        assert_eq!(ranks(&group_by_host(&[0, 0, 1])), [vec![0, 1], vec![2]]);
+        assert_eq!(ranks(&group_by_host(&[0, 0, 1]).unwrap()), [vec![0, 1], vec![2]]);
     }
 
     fn report(host: &str, cores: &[u32], quota: usize, required: bool) -> HostReport {

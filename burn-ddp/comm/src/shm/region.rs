@@ -96,8 +96,8 @@ impl SharedRegion {
         hint: ComputeHint,
     ) -> Self {
         let start = mapping.start(layout.bytes());
-        // SAFETY: a mapping of exactly that many bytes, zeroed when it was reserved. It is moved into this region, and other
-        // processes get it from `connect` as other members.
+        // SAFETY: a mapping of exactly that many bytes, zeroed when it was reserved. It is moved into this region, and
+        // other processes get it from `connect` as other members.
         unsafe { Self::over(layout, me, start, Box::new(mapping), liveness, hint) }
     }
 

@@ -1,10 +1,10 @@
 //! Frames between two ranks, and nothing about what they mean.
 //!
 //! The seam exists because the collectives are the same over any wire: loopback in tests, TCP between hosts. (Inside of
-//! one host ranks share memory, and send nothing: [`shm`](crate::shm).) What every wire owes them is fixed here. A
-//! frame carries a [`Header`] that says which operation it belongs to, and the receiver says which header it expects:
-//! disagreement between ranks is found by the first frame, before a byte of it could be taken for data. Every wait has
-//! a deadline, and every wait ends early when [`Liveness`] learns that the group is lost.
+//! one host ranks share memory, and send nothing: [`shm`](crate::shm).) What every wire owes them is fixed here. A frame carries a [`Header`] that says
+//! which operation it belongs to, and the receiver says which header it expects: disagreement between ranks
+//! is found by the first frame, before a byte of it could be taken for data. Every wait has a deadline, and
+//! every wait ends early when [`Liveness`] learns that the group is lost.
 
 use crate::deadline::Deadline;
 use crate::error::Result;
