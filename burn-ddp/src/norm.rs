@@ -12,7 +12,7 @@ use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, FloatDType, TensorData};
 use burn_backend::TensorMetadata;
 
-use crate::collective::pairwise;
+use burn_ddp_comm::reduction::pairwise;
 use crate::communicator::{AnyTensor, into_data};
 use crate::error::Result;
 

@@ -8,6 +8,7 @@ use burn_ddp_comm::control::Control;
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::rendezvous::{PeerInfo, exchange};
 use burn_ddp_comm::store::{Store, TcpStore};
+use burn_ddp_comm::topology::Topology;
 use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
 use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{Rank, RankInfo, Result};
@@ -47,7 +48,7 @@ impl Node {
         let control = Control::start(rank, mesh.control, liveness.clone(), Duration::from_secs(5))?;
         // Nobody may leave before the others are done with the store. What a rank has sent for this arrives though it has left.
         let data = TcpTransport::new(rank, mesh.data, Liveness::new(world_size))?;
-        Collectives::new(Box::new(data), LIMIT).barrier()?;
+        Collectives::new(Box::new(data), Topology::separate(world_size), LIMIT).barrier()?;
         Ok(Self { rank, world_size, liveness, id, _control: control, _store: store })
     }
 

@@ -8,6 +8,7 @@ use burn_ddp_comm::collective::Collectives;
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::rendezvous::{PeerInfo, exchange};
 use burn_ddp_comm::store::{MemoryStore, Store, TcpStore};
+use burn_ddp_comm::topology::Topology;
 use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
 use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{Error, ErrorKind, Rank, RankInfo, Result};
@@ -72,7 +73,7 @@ pub(super) fn meet(id: &[u8], rank: usize, world_size: usize) -> Result<Wire> {
     let mesh = listener.connect(rank, &format!("fake-{port}"), &peers, deadline)?;
     let liveness = Liveness::new(world_size);
     let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
-    let mut collectives = Collectives::new(Box::new(transport), LIMIT);
+    let mut collectives = Collectives::new(Box::new(transport), Topology::separate(world_size), LIMIT);
     // Rank 0 serves the store, and may go as soon as it has connected.
     collectives.barrier()?;
     Ok(Wire { collectives: Mutex::new(collectives), liveness, _store: store })

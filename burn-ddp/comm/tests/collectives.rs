@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use burn_ddp_comm::collective::{Collectives, chunk};
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::dtype::{DType, ReduceOp};
+use burn_ddp_comm::topology::Topology;
 use burn_ddp_comm::transport::{Header, Liveness, Transport, loopback};
 use burn_ddp_comm::{Error, ErrorKind, Operation, Rank, Result};
 use reference::{Buffer, input, reference};
@@ -148,7 +149,7 @@ fn broadcast_brings_the_roots_data_from_any_root() {
 }
 
 #[test]
-fn nobody_passes_a_barrier_before_everybody_has_arrived() {
+fn no_rank_passes_a_barrier_before_all_have_arrived() {
     const ROUNDS: usize = 50;
     for world in WORLDS {
         let arrived = Arc::new(AtomicUsize::new(0));
@@ -289,7 +290,7 @@ fn one_of_three_ranks_in_another_operation_is_an_error_on_all() {
     calls.dedup_by_key(|(name, _)| name.split(' ').next());
     for ((name, call), (other_name, other_call)) in pairs(calls) {
         let errors = disagreement(over_loopback, 3, call, other_call);
-        // Who meets the odd rank first is told of both calls; the last may only see the others leave.
+        // A rank that meets the odd one is told of both calls; the last one may only see the others leave.
         let told = errors.iter().filter(|error| error.kind() == ErrorKind::Mismatch).count();
         assert!(told >= 2, "{name} against {other_name}: {errors:?}");
     }
@@ -314,7 +315,7 @@ fn an_abort_ends_a_waiting_operation() {
     let liveness = vec![Liveness::new(2), Liveness::new(2)];
     let mut wires = loopback(&liveness).into_iter();
     let (waiting, _silent) = (wires.next().expect("rank 0"), wires.next().expect("rank 1"));
-    let mut ranks = Collectives::new(Box::new(waiting), Duration::from_secs(20));
+    let mut ranks = Collectives::new(Box::new(waiting), Topology::separate(2), Duration::from_secs(20));
     let began = Instant::now();
     let waiting = std::thread::spawn(move || ranks.barrier());
     liveness[0].fail(Error::new(ErrorKind::Aborted, "stopped by request"));
@@ -327,7 +328,7 @@ fn an_abort_ends_a_waiting_operation() {
 fn a_silent_peer_is_an_error_at_the_deadline() {
     let mut wires = loopback(&[Liveness::new(2), Liveness::new(2)]).into_iter();
     let (waiting, _silent) = (wires.next().expect("rank 0"), wires.next().expect("rank 1"));
-    let mut ranks = Collectives::new(Box::new(waiting), Duration::from_millis(50));
+    let mut ranks = Collectives::new(Box::new(waiting), Topology::separate(2), Duration::from_millis(50));
     let error = ranks.all_reduce(DType::U8, ReduceOp::Sum, &mut [&mut [1]]).expect_err("rank 1 never came");
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.to_string().contains("rank 1 in all_reduce #0"), "{error}");
@@ -391,7 +392,7 @@ fn a_world_of_one_keeps_its_data_and_sends_nothing() {
             panic!("exchanged")
         }
     }
-    let mut ranks = Collectives::new(Box::new(Cut), Duration::from_secs(1));
+    let mut ranks = Collectives::new(Box::new(Cut), Topology::separate(1), Duration::from_secs(1));
     for count in [0, 3, 5000] {
         let input = input(DType::F32, count, 0);
         for op in OPS {

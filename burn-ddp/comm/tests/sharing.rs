@@ -1,5 +1,5 @@
-//! Ranks that share memory, all of them or those of each of several hosts, against the same plain fold as the wires; and
-//! what they are told when one of them disagrees, leaves, or gets no memory.
+//! Ranks that share memory, all of them or those of each of several hosts, against the same plain fold as the wires;
+//! and the errors when one of them disagrees, leaves, or gets no memory.
 #![cfg(target_os = "linux")]
 
 mod reference;
@@ -9,28 +9,36 @@ mod threads;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use burn_ddp_comm::collective::{Collectives, Sharing, chunk};
+use burn_ddp_comm::collective::{Collectives, chunk};
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::dtype::{DType, ReduceOp};
-use burn_ddp_comm::transport::Liveness;
+use burn_ddp_comm::topology::{ShmOptions, Topology};
+use burn_ddp_comm::transport::{Liveness, Transport};
 use burn_ddp_comm::{ErrorKind, Rank, Result, TransportKind};
 use reference::{Buffer, input, reference};
-use threads::{launch, outcomes, over_loopback, over_tcp};
+use threads::{TIMEOUT, launch, launch_over, outcomes_over, over_loopback, over_tcp};
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max];
 
-fn sharing(host: impl Into<String>) -> Sharing {
-    Sharing { transport: TransportKind::Auto, host: host.into(), limit: None, caller: Default::default() }
+fn sharing(host: impl Into<String>) -> ShmOptions {
+    ShmOptions { transport: TransportKind::Auto, host: host.into(), limit: None, compute: Default::default() }
 }
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// Puts this rank on the host with the given number, out of `hosts[rank]`.
-fn share(ranks: &mut Collectives, hosts: &[usize]) -> Result<()> {
-    let liveness = Liveness::new(ranks.world_size());
-    ranks.share_memory(&sharing(format!("host {}", hosts[ranks.rank().0])), &liveness, soon())
+/// The collectives of a rank that shares memory as `options` say.
+fn discover(mut wire: Box<dyn Transport>, options: &ShmOptions, liveness: &Liveness) -> Result<Collectives> {
+    let topology = Topology::discover(&mut *wire, options, liveness, soon())?;
+    Ok(Collectives::new(wire, topology, TIMEOUT))
+}
+
+/// The collectives of a rank on the host with the given number, out of `hosts[rank]`.
+fn share(wire: Box<dyn Transport>, hosts: &[usize]) -> Result<Collectives> {
+    let liveness = Liveness::new(wire.world_size());
+    let host = hosts[wire.rank().0];
+    discover(wire, &sharing(format!("host {host}")), &liveness)
 }
 
 /// Hosts by rank: one for all, subtrees of the tree, and divisions that are none.
@@ -61,8 +69,8 @@ fn counts(op: ReduceOp, world: usize) -> &'static [usize] {
 fn all_reduce_is_the_reference_tree_bit_for_bit() {
     for hosts in WORLDS {
         let world = hosts.len();
-        let results = launch(over_loopback(world), move |ranks| {
-            share(ranks, hosts)?;
+        let results = launch_over(over_loopback(world), move |wire| {
+            let ranks = &mut share(wire, hosts)?;
             let mut results = Vec::new();
             for dtype in DType::ALL {
                 for op in OPS {
@@ -95,7 +103,7 @@ fn all_reduce_is_the_reference_tree_bit_for_bit() {
     }
 }
 
-/// Several blocks of a board and several spans of a hierarchical group, in lists that cut anywhere.
+/// Several blocks of a shared region and several blocks of a hierarchical group, in lists that are cut anywhere.
 #[test]
 fn large_lists_are_the_same_bits_as_one_segment_over_a_wire() {
     const COUNT: usize = 1_300_003;
@@ -109,8 +117,8 @@ fn large_lists_are_the_same_bits_as_one_segment_over_a_wire() {
             ranks.all_reduce(DType::F32, ReduceOp::Mean, &mut [bytemuck::cast_slice_mut(&mut data)])?;
             Ok(data)
         });
-        let shared = launch(over_loopback(hosts.len()), move |ranks| {
-            share(ranks, hosts)?;
+        let shared = launch_over(over_loopback(hosts.len()), move |wire| {
+            let ranks = &mut share(wire, hosts)?;
             let data = values(ranks.rank().0);
             let mut lists: Vec<Vec<f32>> = cuts.windows(2).map(|cut| data[cut[0]..cut[1]].to_vec()).collect();
             let mut parts: Vec<&mut [u8]> =
@@ -129,8 +137,8 @@ fn large_lists_are_the_same_bits_as_one_segment_over_a_wire() {
 fn the_other_collectives_do_what_they_do_over_a_wire() {
     for hosts in WORLDS {
         let world = hosts.len();
-        launch(over_loopback(world), move |ranks| {
-            share(ranks, hosts)?;
+        launch_over(over_loopback(world), move |wire| {
+            let ranks = &mut share(wire, hosts)?;
             assert_eq!(ranks.sequence(), 0, "meeting is no operation of the user's");
             let me = ranks.rank().0;
             for count in [0, 1, 5, 1000, 200_001] {
@@ -174,8 +182,8 @@ fn half_precision_means_neither_overflow_nor_vanish() {
     for hosts in [&[0, 0][..], &[0, 0, 1, 1]] {
         for value in [f16::from_f32(40000.0), f16::from_bits(1)] {
             for count in [3, 5000, 200_000] {
-                launch(over_loopback(hosts.len()), move |ranks| {
-                    share(ranks, hosts)?;
+                launch_over(over_loopback(hosts.len()), move |wire| {
+                    let ranks = &mut share(wire, hosts)?;
                     let mut data = vec![value; count];
                     ranks.all_reduce(
                         DType::F16,
@@ -195,8 +203,8 @@ fn half_precision_means_neither_overflow_nor_vanish() {
 fn two_hundred_all_reduces_in_a_row() {
     for hosts in [&[0, 0, 0, 0][..], &[0, 0, 1, 1]] {
         let began = Instant::now();
-        launch(over_loopback(4), move |ranks| {
-            share(ranks, hosts)?;
+        launch_over(over_loopback(4), move |wire| {
+            let ranks = &mut share(wire, hosts)?;
             for step in 0..200usize {
                 let count = [1, 7, 1000][step % 3];
                 let mut data: Vec<f32> =
@@ -232,9 +240,9 @@ fn ranks_in_different_operations_are_told_of_both() {
             for (other_name, other_call) in CALLS.into_iter().filter(|(other, _)| *other != name) {
                 // Each rank's own knowledge, as that of processes; the control channel spreads the first cause.
                 let group = Liveness::new(hosts.len());
-                let outcomes = outcomes(over_loopback(hosts.len()), move |ranks| {
-                    let host = sharing(format!("host {}", hosts[ranks.rank().0]));
-                    ranks.share_memory(&host, &group, soon())?;
+                let outcomes = outcomes_over(over_loopback(hosts.len()), move |wire| {
+                    let host = sharing(format!("host {}", hosts[wire.rank().0]));
+                    let ranks = &mut discover(wire, &host, &group)?;
                     ranks.barrier()?;
                     if ranks.rank() == Rank(1) { call(ranks) } else { other_call(ranks) }
                 });
@@ -251,8 +259,8 @@ fn ranks_in_different_operations_are_told_of_both() {
     }
 }
 
-/// All ranks of one host call one operation and all of the other another one. Over the wire they would wait for each other
-/// in a ring in which no two that disagree face each other.
+/// All ranks of one host call one operation and all of the other another one. Over the wire they would wait for each
+/// other in a ring in which no two that disagree face each other.
 #[test]
 fn hosts_in_different_operations_are_told() {
     let hosts: [&[usize]; 2] = [&[0, 0, 0, 1, 1, 1], &[0, 0, 0, 0, 1, 1, 1]];
@@ -260,15 +268,18 @@ fn hosts_in_different_operations_are_told() {
         for (one, other) in [(4, 0), (0, 4), (4, 1), (2, 1)] {
             let began = Instant::now();
             let group = Liveness::new(hosts.len());
-            let outcomes = outcomes(over_loopback(hosts.len()), move |ranks| {
-                let host = hosts[ranks.rank().0];
-                ranks.share_memory(&sharing(format!("host {host}")), &group, soon())?;
+            let outcomes = outcomes_over(over_loopback(hosts.len()), move |wire| {
+                let host = hosts[wire.rank().0];
+                let ranks = &mut discover(wire, &sharing(format!("host {host}")), &group)?;
                 ranks.barrier()?;
                 (CALLS[if host == 0 { one } else { other }].1)(ranks)
             });
             assert!(outcomes.iter().all(Result::is_err), "{one} {other}: {outcomes:?}");
             let told = outcomes.iter().flat_map(|outcome| outcome.as_ref().err());
-            assert!(told.map(burn_ddp_comm::Error::kind).any(|kind| kind == ErrorKind::Mismatch), "{outcomes:?}");
+            assert!(
+                told.map(burn_ddp_comm::Error::kind).any(|kind| kind == ErrorKind::Mismatch),
+                "{outcomes:?}"
+            );
             assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         }
     }
@@ -276,14 +287,14 @@ fn hosts_in_different_operations_are_told() {
 
 #[test]
 fn a_rank_that_never_comes_is_named_at_the_deadline() {
-    let outcomes = outcomes(over_loopback(2), |ranks| {
-        share(ranks, &[0, 0])?;
+    let outcomes = outcomes_over(over_loopback(2), |wire| {
+        let ranks = &mut share(wire, &[0, 0])?;
         if ranks.rank() == Rank(1) {
             return Ok(());
         }
         ranks.within(Duration::from_millis(50), Collectives::barrier)
     });
-    let error = outcomes[0].as_ref().expect_err("nobody came");
+    let error = outcomes[0].as_ref().expect_err("no rank came");
     assert_eq!(error.kind(), ErrorKind::Timeout);
     for words in ["rank 0 in barrier #0", "waited 50ms for rank 1"] {
         assert!(error.to_string().contains(words), "{error}");
@@ -295,8 +306,8 @@ fn an_abort_ends_a_wait_within_tens_of_milliseconds() {
     let group = Liveness::new(2);
     let began = Arc::new(Mutex::new(Instant::now()));
     let (aborted, times) = (group.clone(), began.clone());
-    let outcomes = outcomes(over_loopback(2), move |ranks| {
-        ranks.share_memory(&sharing("one"), &group, soon())?;
+    let outcomes = outcomes_over(over_loopback(2), move |wire| {
+        let ranks = &mut discover(wire, &sharing("one"), &group)?;
         ranks.barrier()?;
         if ranks.rank() == Rank(0) {
             return ranks.barrier();
@@ -313,17 +324,17 @@ fn an_abort_ends_a_wait_within_tens_of_milliseconds() {
 /// NVIDIA/nccl#342: a container without room for shared memory.
 #[test]
 fn without_room_for_shared_memory_all_ranks_talk_over_tcp() {
-    launch(over_tcp(2), |ranks| {
-        let little = Sharing { limit: Some(4096), ..sharing("small") };
-        ranks.share_memory(&little, &Liveness::new(2), soon())?;
+    launch_over(over_tcp(2), |wire| {
+        let little = ShmOptions { limit: Some(4096), ..sharing("small") };
+        let ranks = &mut discover(wire, &little, &Liveness::new(2))?;
         let mut data = vec![ranks.rank().0 as f32 + 1.0; 1 << 20];
         ranks.all_reduce(DType::F32, ReduceOp::Sum, &mut [bytemuck::cast_slice_mut(&mut data)])?;
         assert!(data.iter().all(|sum| *sum == 3.0));
         Ok(())
     });
-    let outcomes = outcomes(over_tcp(2), |ranks| {
-        let required = Sharing { transport: TransportKind::Shm, limit: Some(4096), ..sharing("small") };
-        ranks.share_memory(&required, &Liveness::new(2), soon())
+    let outcomes = outcomes_over(over_tcp(2), |wire| {
+        let required = ShmOptions { transport: TransportKind::Shm, limit: Some(4096), ..sharing("small") };
+        discover(wire, &required, &Liveness::new(2)).map(drop)
     });
     for outcome in outcomes {
         let text = outcome.expect_err("shared memory was asked for").to_string();

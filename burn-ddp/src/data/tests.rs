@@ -11,7 +11,7 @@ use burn_flex::{Flex, FlexDevice};
 use super::*;
 use crate::error::panic_text;
 use crate::options::GroupOptions;
-use crate::rank::{Rank, RankInfo};
+use burn_ddp_comm::{Rank, RankInfo};
 use burn_ddp_comm::store::MemoryStore;
 
 type B = crate::Ddp<Flex>;

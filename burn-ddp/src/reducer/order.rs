@@ -10,7 +10,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn_backend::TensorMetadata;
 
-use crate::collective::pairwise;
+use burn_ddp_comm::reduction::pairwise;
 use crate::dtype::DType;
 
 /// The order of one rank's micro-steps.

@@ -139,7 +139,7 @@ mod tests {
     use burn_flex::Flex;
 
     use super::*;
-    use crate::collective::pairwise;
+    use burn_ddp_comm::reduction::pairwise;
     use crate::communicator::{AnyTensor, into_data};
 
     fn tensor(value: f32) -> FloatTensor<Flex> {

@@ -1,9 +1,8 @@
-//! `all_gather`: everybody gets everybody's data, of equal or of any lengths; `gather`: only the root does.
+//! `all_gather`: every rank gets the data of all ranks, of equal or of any lengths; `gather`: only the root does.
 
-use super::exchange::Exchange;
-use super::{Collectives, Way, elements, expect_length};
+use super::{Collectives, FlatRoute, element_count, expect_length};
 use crate::dtype::DType;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::operation::Operation;
 
@@ -15,12 +14,12 @@ impl Collectives {
     /// long as all inputs; else what ended the operation (see [`Collectives`]).
     pub fn all_gather(&mut self, dtype: DType, input: &[u8], output: &mut [u8]) -> Result<()> {
         self.check()?;
-        let count = elements("the input of all_gather", dtype, input)?;
+        let count = element_count("the input of all_gather", dtype, input)?;
         expect_length("the output of all_gather", output.len(), input.len() * self.world_size())?;
         let header = self.header(Operation::AllGather, dtype, count);
-        self.operation(header, |way, _| match way {
-            Way::Memory(mut shared) => shared.all_gather(input, output),
-            Way::Wire(exchange) => gather(exchange, input, output),
+        self.run_flat(header, |route, _| match route {
+            FlatRoute::SharedMemory(mut shared) => shared.all_gather(input, output),
+            FlatRoute::Wire(exchange) => exchange.all_gather(input, output),
         })
     }
 
@@ -30,23 +29,10 @@ impl Collectives {
     /// What ended the operation (see [`Collectives`]).
     pub fn all_gather_bytes(&mut self, input: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.check()?;
-        let world_size = self.world_size();
-        // The count of a header is the same on all ranks, and here no length is: they follow as data.
         let header = self.header(Operation::AllGatherBytes, DType::U8, 0);
-        self.operation(header, |way, _| {
-            let exchange = match way {
-                Way::Memory(mut shared) => return shared.gather_bytes(None, input),
-                Way::Wire(exchange) => exchange,
-            };
-            let mut lengths = vec![0u64; world_size];
-            let own = input.len() as u64;
-            gather(exchange, bytemuck::bytes_of(&own), bytemuck::cast_slice_mut(&mut lengths))?;
-            let mut gathered = lengths.into_iter().enumerate().map(room).collect::<Result<Vec<Vec<u8>>>>()?;
-            gathered[exchange.rank().0].copy_from_slice(input);
-            for (to, from) in exchange.rounds() {
-                exchange.swap(1, (to, from), &[input], &mut [&mut gathered[from.0]])?;
-            }
-            Ok(gathered)
+        self.run_flat(header, |route, _| match route {
+            FlatRoute::SharedMemory(mut shared) => shared.gather_bytes(None, input),
+            FlatRoute::Wire(exchange) => exchange.gather_bytes(None, input),
         })
     }
 
@@ -63,50 +49,9 @@ impl Collectives {
             )));
         }
         let header = self.header(Operation::GatherBytes(root), DType::U8, 0);
-        self.operation(header, |way, _| {
-            let exchange = match way {
-                Way::Memory(mut shared) => return shared.gather_bytes(Some(root.0), input),
-                Way::Wire(exchange) => exchange,
-            };
-            let mut lengths = vec![0u64; world_size];
-            let own = input.len() as u64;
-            gather(exchange, bytemuck::bytes_of(&own), bytemuck::cast_slice_mut(&mut lengths))?;
-            let is_root = exchange.rank() == root;
-            if !is_root {
-                lengths.fill(0);
-            }
-            let mut gathered = lengths.into_iter().enumerate().map(room).collect::<Result<Vec<Vec<u8>>>>()?;
-            if is_root {
-                gathered[root.0].copy_from_slice(input);
-            }
-            for (to, from) in exchange.rounds() {
-                let body = if to == root { input } else { &[] };
-                exchange.swap(1, (to, from), &[body], &mut [&mut gathered[from.0]])?;
-            }
-            Ok(if is_root { gathered } else { Vec::new() })
+        self.run_flat(header, |route, _| match route {
+            FlatRoute::SharedMemory(mut shared) => shared.gather_bytes(Some(root.0), input),
+            FlatRoute::Wire(exchange) => exchange.gather_bytes(Some(root), input),
         })
     }
-}
-
-/// Phase 0: everybody's `input`, which is as long on all ranks.
-fn gather(exchange: &mut Exchange<'_>, input: &[u8], output: &mut [u8]) -> Result<()> {
-    let place = |rank: usize| rank * input.len()..(rank + 1) * input.len();
-    output[place(exchange.rank().0)].copy_from_slice(input);
-    for (to, from) in exchange.rounds() {
-        exchange.swap(0, (to, from), &[input], &mut [&mut output[place(from.0)]])?;
-    }
-    Ok(())
-}
-
-/// Memory for what a rank announced. The length is another process's word, so a failed allocation is an error
-/// and not the end of this one.
-fn room((rank, length): (usize, u64)) -> Result<Vec<u8>> {
-    let mut room = Vec::new();
-    let length = usize::try_from(length).unwrap_or(usize::MAX);
-    room.try_reserve_exact(length).map_err(|error| {
-        let message = format!("no memory for the {length} bytes that rank {rank} gives to all_gather");
-        Error::with_source(ErrorKind::Io, message, error)
-    })?;
-    room.resize(length, 0);
-    Ok(room)
 }

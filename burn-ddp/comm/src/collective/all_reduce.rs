@@ -1,25 +1,23 @@
-//! `all_reduce`: the choice of the algorithm, and the two without a recursion.
+//! `all_reduce`: the choice of the algorithm, and the two algorithms without a recursion.
 //!
-//! Large data goes through in blocks, so that what others send needs little memory. Results of a block leave in the same
-//! frames as the next block's data, so the wire has something to carry while the last block is being reduced.
+//! Large data goes through in blocks, so that what peers send needs little memory. Results of a block leave in the same
+//! frames as the next block's data, so the wire is in use while a block is reduced.
 
 use std::ops::Range;
 
-use super::chunk::chunk;
+use super::chunk::{block_count, chunk};
 use super::cost::{Algorithm, choose};
-use super::exchange::Exchange;
+use super::halving::halve_and_double;
 use super::scratch::Scratch;
 use super::segments::Segments;
-use super::tree::{partial_size, reduce_in_place};
-use super::{Collectives, Road, aligned_elements, hierarchical};
+use super::wire::{collect, peer_index, reduce_pieces};
+use super::{Collectives, Route, aligned_element_count, hierarchical};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
+use crate::reduction::partial_size;
 use crate::operation::Operation;
-
-/// Bytes that are reduced at a time, by all ranks together. Memory for what others send grows with it; a turn of the
-/// ranks should be small beside the time that it takes on the wire, which is 30 ms at 1 Gbit/s and 3 ms at 10.
-pub(super) const BLOCK: usize = 4 << 20;
+use crate::transport::exchange::Exchange;
 
 impl Collectives {
     /// Replaces `data` on every rank by the reduction of all ranks' `data`; the same bits on all of them. It is a list
@@ -34,6 +32,9 @@ impl Collectives {
 
     /// [`all_reduce`](Self::all_reduce) of a gradient bucket: the same, and an error where other ranks are in an
     /// `all_reduce` of their own.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce).
     pub fn reduce_gradients(&mut self, dtype: DType, op: ReduceOp, data: &mut [&mut [u8]]) -> Result<()> {
         self.reduce_as(Operation::ReduceGradients(op), dtype, op, data)
     }
@@ -48,108 +49,83 @@ impl Collectives {
         self.check()?;
         let mut count = 0;
         for part in data.iter() {
-            count += aligned_elements("the data of all_reduce", dtype, part)?;
+            count += aligned_element_count("the data of all_reduce", dtype, part)?;
         }
         let mut data = Segments::new(data);
         let header = self.header(operation, dtype, count);
         let algorithm = self.algorithm.unwrap_or_else(|| choose(self.world_size(), dtype, count));
-        self.by_road(header, |road, scratch| {
-            let exchange = match road {
-                Road::Memory(mut shared) => return shared.all_reduce(dtype, op, &mut data, scratch),
-                Road::Hosts(hosts, exchange) => {
-                    return hierarchical::all_reduce(hosts, exchange, scratch, dtype, op, &mut data);
+        self.run(header, |route, scratch| {
+            let exchange = match route {
+                Route::SharedMemory(mut shared) => return shared.all_reduce(dtype, op, &mut data, scratch),
+                Route::Hierarchical { hosts, local, exchange } => {
+                    return hierarchical::all_reduce(hosts, local, exchange, scratch, dtype, op, &mut data);
                 }
-                Road::Wire(exchange) => exchange,
+                Route::Wire(exchange) => exchange,
             };
             match algorithm {
-                // One rank has nobody to send to, and nothing to halve.
+                // One rank has no peer to send to, and nothing to halve.
                 _ if exchange.world_size() == 1 => Ok(()),
-                Algorithm::Whole => exchange.send_whole(scratch, op, dtype, &mut data),
-                Algorithm::Direct => exchange.send_chunks(scratch, op, dtype, &mut data, count),
+                Algorithm::Whole => send_whole(exchange, scratch, op, dtype, &mut data),
+                Algorithm::Direct => send_chunks(exchange, scratch, op, dtype, &mut data, count),
                 Algorithm::Halving => {
-                    let blocks = blocks(count * partial_size(dtype));
-                    (0..blocks)
-                        .map(|index| chunk(count, blocks, index))
-                        .try_for_each(|block| exchange.halve_and_double(scratch, op, dtype, &mut data, block))
+                    let blocks = block_count(count * partial_size(dtype));
+                    (0..blocks).map(|index| chunk(count, blocks, index)).try_for_each(|block| {
+                        halve_and_double(exchange, scratch, op, dtype, &mut data, block)
+                    })
                 }
             }
         })
     }
 }
 
-impl Exchange<'_> {
-    /// Everything to everybody.
-    fn send_whole(
-        &mut self,
-        scratch: &mut Scratch,
-        op: ReduceOp,
-        dtype: DType,
-        data: &mut Segments<'_, '_>,
-    ) -> Result<()> {
-        let all = 0..data.len();
-        let pieces = self.collect(scratch, all.len(), |_| data.pieces(all.clone()).collect())?;
-        reduce_pieces(op, dtype, self.rank(), &pieces, data.pieces_mut(all))
-    }
-
-    /// Each rank's chunk of a block to that rank, and with the next block's chunks the results of this one.
-    fn send_chunks(
-        &mut self,
-        scratch: &mut Scratch,
-        op: ReduceOp,
-        dtype: DType,
-        data: &mut Segments<'_, '_>,
-        count: usize,
-    ) -> Result<()> {
-        let (rank, world_size, size) = (self.rank(), self.world_size(), dtype.size());
-        let blocks = blocks(count * size);
-        let place = |index: Option<usize>, rank: Rank| -> Range<usize> {
-            let Some(index) = index.filter(|index| *index < blocks) else { return 0..0 };
-            let block = chunk(count, blocks, index);
-            let own = chunk(block.len(), world_size, rank.0);
-            (block.start + own.start) * size..(block.start + own.end) * size
-        };
-        for turn in 0..=blocks {
-            let (next, done) = (Some(turn), turn.checked_sub(1));
-            let own = place(next, rank);
-            let mut pieces = scratch.pieces(world_size - 1, own.len());
-            for (to, from) in self.rounds() {
-                let sent = [place(done, rank), place(next, to)];
-                let (body, mut into) = data.borrow(sent, place(done, from));
-                into.push(&mut *pieces[slot(rank, from)]);
-                self.swap(turn as u8, (to, from), &body, &mut into)?;
-            }
-            let pieces: Vec<&[u8]> = pieces.into_iter().map(|piece| &*piece).collect();
-            reduce_pieces(op, dtype, rank, &pieces, data.pieces_mut(own))?;
-        }
-        Ok(())
-    }
-}
-
-/// Where the data of `from` stands among that of all ranks other than `rank`.
-pub(super) fn slot(rank: Rank, from: Rank) -> usize {
-    from.0 - usize::from(from > rank)
-}
-
-/// In how many blocks `bytes` are worked through; at least one, so that ranks meet over no data too.
-pub(super) fn blocks(bytes: usize) -> usize {
-    bytes.div_ceil(BLOCK).max(1)
-}
-
-/// Reduces into the buffers `data` of rank `own`, one after the other; `others` are all other ranks' in rank order.
-pub(super) fn reduce_pieces<'d>(
+/// Sends everything to all peers.
+fn send_whole(
+    exchange: &mut Exchange<'_>,
+    scratch: &mut Scratch,
     op: ReduceOp,
     dtype: DType,
-    own: Rank,
-    others: &[&[u8]],
-    data: impl Iterator<Item = &'d mut [u8]>,
+    data: &mut Segments<'_, '_>,
 ) -> Result<()> {
-    let mut start = 0;
-    let mut parts = others.to_vec();
-    for piece in data {
-        let range = start..start + piece.len();
-        start = range.end;
-        parts.iter_mut().zip(others).for_each(|(part, other)| *part = &other[range.clone()]);
-        reduce_in_place(op, dtype, own.0, &parts, piece)?;
+    let all = 0..data.len();
+    let pieces = collect(exchange, scratch, all.len(), |_| data.pieces(all.clone()).collect())?;
+    reduce_pieces(op, dtype, exchange.rank(), &pieces, data.pieces_mut(all))
+}
+
+/// Sends each rank's chunk of a block to that rank, and with the next block's chunks the results of this one:
+///
+/// ```text
+/// phase 0   chunks of block 0
+/// phase 1   chunks of block 1, results of block 0
+/// phase 2                      results of block 1
+/// ```
+fn send_chunks(
+    exchange: &mut Exchange<'_>,
+    scratch: &mut Scratch,
+    op: ReduceOp,
+    dtype: DType,
+    data: &mut Segments<'_, '_>,
+    count: usize,
+) -> Result<()> {
+    let (rank, world_size, size) = (exchange.rank(), exchange.world_size(), dtype.size());
+    let blocks = block_count(count * size);
+    let bytes = |index: Option<usize>, rank: Rank| -> Range<usize> {
+        let Some(index) = index.filter(|index| *index < blocks) else { return 0..0 };
+        let block = chunk(count, blocks, index);
+        let own = chunk(block.len(), world_size, rank.0);
+        (block.start + own.start) * size..(block.start + own.end) * size
+    };
+    for phase in 0..=blocks {
+        let (next, done) = (Some(phase), phase.checked_sub(1));
+        let own = bytes(next, rank);
+        let mut pieces = scratch.pieces(world_size - 1, own.len());
+        for (to, from) in exchange.rounds() {
+            let sent = [bytes(done, rank), bytes(next, to)];
+            let (body, mut into) = data.borrow(sent, bytes(done, from));
+            into.push(&mut *pieces[peer_index(rank.0, from.0)]);
+            exchange.swap(phase as u8, (to, from), &body, &mut into)?;
+        }
+        let pieces: Vec<&[u8]> = pieces.into_iter().map(|piece| &*piece).collect();
+        reduce_pieces(op, dtype, rank, &pieces, data.pieces_mut(own))?;
     }
     Ok(())
 }

@@ -1,21 +1,23 @@
-//! `broadcast`: small data straight from the root, large data in chunks that all ranks pass on, so that the
-//! root's wire carries it twice at most and not once per rank.
+//! `broadcast`: small data straight from the root, large data in chunks that all ranks pass on, so that the root's wire
+//! carries it at most twice and not once for each rank.
 
-use super::exchange::{Exchange, byte_chunk};
+use super::chunk::byte_chunk;
 use super::segments::Segments;
-use super::{Collectives, Way, elements};
+use super::wire::gather_chunks;
+use super::{Collectives, FlatRoute, element_count};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::operation::Operation;
+use crate::transport::exchange::Exchange;
 
-/// Up to so many bytes the root sends everything to everybody, in one phase rather than two of chunks: rounds cost more
-/// than bytes.
+/// Most bytes that the root sends to all ranks whole, in one phase rather than two of chunks: rounds cost more than
+/// bytes.
 const SMALL: usize = 4096;
 
 impl Collectives {
-    /// Replaces `data` on every rank by the root's. It is a list of buffers that count as one run of elements; ranks may
-    /// divide the elements differently.
+    /// Replaces `data` on every rank by the root's. It is a list of buffers that count as one run of elements; ranks
+    /// may divide the elements differently.
     ///
     /// # Errors
     /// `Config` for a buffer whose length is no multiple of the element size or a root outside the group; else what
@@ -24,7 +26,7 @@ impl Collectives {
         self.check()?;
         let mut count = 0;
         for part in data.iter() {
-            count += elements("the data of broadcast", dtype, part)?;
+            count += element_count("the data of broadcast", dtype, part)?;
         }
         let mut data = Segments::new(data);
         let world_size = self.world_size();
@@ -34,10 +36,10 @@ impl Collectives {
             )));
         }
         let header = self.header(Operation::Broadcast(root), dtype, count);
-        self.operation(header, |way, _| {
-            let exchange = match way {
-                Way::Memory(mut shared) => return shared.broadcast(root.0, &mut data),
-                Way::Wire(exchange) => exchange,
+        self.run_flat(header, |route, _| {
+            let exchange = match route {
+                FlatRoute::SharedMemory(mut shared) => return shared.broadcast(root.0, &mut data),
+                FlatRoute::Wire(exchange) => exchange,
             };
             // Between two ranks chunks would take the same wire in two phases.
             if data.len() <= SMALL || world_size == 2 {
@@ -45,7 +47,7 @@ impl Collectives {
             }
             let chunk = |bytes, rank| byte_chunk(bytes, dtype.size(), world_size, rank);
             from_root(exchange, root, &mut data, chunk)?;
-            exchange.gather_chunks(&mut data, dtype.size(), Some(root))
+            gather_chunks(exchange, &mut data, dtype.size(), Some(root))
         })
     }
 }

@@ -1,6 +1,13 @@
-//! Which part of a buffer belongs to which rank.
+//! Division of data: into one chunk for each rank, and into blocks that go through one after the other.
 
 use std::ops::Range;
+
+use crate::rank::Rank;
+
+/// Bytes that are reduced at a time, by all ranks together. Memory for what other ranks send grows with it. The time in
+/// which ranks are not in step should be small beside the time that a block takes on the wire, which is 30 ms at 1
+/// Gbit/s and 3 ms at 10.
+const BLOCK_BYTES: usize = 4 << 20;
 
 /// The `index`-th of `parts` nearly equal, contiguous parts of `count` elements.
 ///
@@ -18,6 +25,17 @@ pub fn chunk(count: usize, parts: usize, index: usize) -> Range<usize> {
     let (short, longer) = (count / parts, count % parts);
     let start = index * short + index.min(longer);
     start..start + short + usize::from(index < longer)
+}
+
+/// The bytes of `rank`'s chunk in a buffer of `bytes` bytes.
+pub(super) fn byte_chunk(bytes: usize, element_size: usize, world_size: usize, rank: Rank) -> Range<usize> {
+    let elements = chunk(bytes / element_size, world_size, rank.0);
+    elements.start * element_size..elements.end * element_size
+}
+
+/// Number of blocks in which `bytes` bytes are reduced; at least one, so that ranks meet over no data too.
+pub(super) fn block_count(bytes: usize) -> usize {
+    bytes.div_ceil(BLOCK_BYTES).max(1)
 }
 
 #[cfg(test)]

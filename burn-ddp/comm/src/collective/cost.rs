@@ -1,21 +1,21 @@
-//! Which algorithm of `all_reduce` takes the least time: a model, and nothing that is measured at run time.
+//! The algorithm of `all_reduce` that takes the least time, by a model; nothing is measured at run time.
 //!
 //! The choice must be the same on all ranks, so it depends on nothing but the number of ranks and what every header
 //! says: the count and the type. `docs/algorithms.md` has the formulas, where the constants come from, and a table.
 
-use super::all_reduce::blocks;
-use super::tree::partial_size;
+use super::chunk::block_count;
 use crate::dtype::DType;
+use crate::reduction::partial_size;
 
-/// How an `all_reduce` gets its result; the bits are the same with all of them.
+/// An algorithm of `all_reduce`; the bits are the same with all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// Everybody sends everything to everybody, and each rank reduces it all: fewest turns, most bytes.
+    /// Each rank sends everything to all others and reduces all of it: fewest rounds, most bytes.
     Whole,
-    /// Each rank owns a chunk, gets everybody's data for it, and gives the result to everybody.
+    /// Each rank owns a chunk, gets the data of all ranks for it, and sends the result to all.
     Direct,
-    /// Pairs of ranks halve what they have, neighbours first, and then double it again: fewest turns without more
-    /// bytes. For worlds that are powers of two.
+    /// Pairs of ranks halve what they have, neighbours first, and then double it again: few rounds without more bytes.
+    /// For worlds that are powers of two.
     Halving,
 }
 
@@ -29,7 +29,7 @@ impl Algorithm {
     }
 }
 
-/// What a wire and a processor take, in nanoseconds.
+/// Costs of a wire and a processor, in nanoseconds.
 struct Costs {
     /// A frame, from the call that sends it to a receiver that has woken up.
     frame: f64,
@@ -47,23 +47,25 @@ impl Costs {
     fn of(&self, algorithm: Algorithm, world_size: usize, dtype: DType, count: usize) -> f64 {
         let (world, bytes) = (world_size as f64, (count * dtype.size()) as f64);
         let (peers, steps) = (world - 1.0, world.log2());
-        // What a rank sends where each element has one owner.
+        // Bytes that a rank sends where each element has one owner.
         let shared = bytes * peers / world;
         let wide = partial_size(dtype);
         let (frames, sent, combined) = match algorithm {
             Algorithm::Whole => (peers, bytes * peers, bytes * peers),
-            Algorithm::Direct => (peers * (blocks(count * dtype.size()) + 1) as f64, 2.0 * shared, shared),
+            Algorithm::Direct => {
+                (peers * (block_count(count * dtype.size()) + 1) as f64, 2.0 * shared, shared)
+            }
             Algorithm::Halving => {
                 // The first step sends half of the elements as they are, the others partial results.
                 let partials = bytes / 2.0 + (shared - bytes / 2.0) * (wide / dtype.size()) as f64;
-                (2.0 * steps * blocks(count * wide) as f64, partials + shared, partials)
+                (2.0 * steps * block_count(count * wide) as f64, partials + shared, partials)
             }
         };
         frames * self.frame + sent * self.byte + combined * self.combined
     }
 }
 
-/// The quickest for `count` elements in all.
+/// The fastest algorithm for `count` elements in all.
 pub(super) fn choose(world_size: usize, dtype: DType, count: usize) -> Algorithm {
     let possible = Algorithm::ALL.into_iter().filter(|algorithm| algorithm.works_for(world_size));
     possible
@@ -76,10 +78,10 @@ pub(super) fn choose(world_size: usize, dtype: DType, count: usize) -> Algorithm
 mod tests {
     use super::*;
 
-    /// From so many bytes on it is that algorithm.
+    /// A number of bytes, and the algorithm from there on.
     type Change = (usize, Algorithm);
 
-    /// Where the choice changes.
+    /// The points at which the choice changes.
     fn changes(world_size: usize, dtype: DType) -> Vec<Change> {
         let mut changes: Vec<Change> = Vec::new();
         // Steps of a quarter: an estimate is not more exact than that.

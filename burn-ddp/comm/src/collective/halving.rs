@@ -1,85 +1,92 @@
-//! Recursive halving and doubling: `all_reduce` with a number of turns that grows with the logarithm of the world.
+//! Recursive halving and doubling: `all_reduce` with a number of rounds that grows with the logarithm of the world.
 //!
-//! In step `s` ranks whose numbers differ in bit `s` alone face each other with the same range of elements. Each keeps one
-//! half of it, sends what it has for the other half, and combines what comes. Neighbours go first: after step `s` a rank
-//! has the partial result of the node of 2^(s+1) ranks around it, so the order is the tree's and only the place where it
-//! is computed is another. Partial results travel unrounded, in the type that elements are combined in; the first step
-//! sends the elements themselves. Then the steps are gone back, each rank giving what it has completed.
+//! ```text
+//! 4 ranks, elements a b c d           rank 0     rank 1     rank 2     rank 3
+//! halve, step 0: 0 ◀─▶ 1, 2 ◀─▶ 3     a b        c d        a b        c d       each of 2 ranks
+//! halve, step 1: 0 ◀─▶ 2, 1 ◀─▶ 3     a          c          b          d         each of 4 ranks
+//! double, step 1                      a b        c d        a b        c d
+//! double, step 0                      a b c d    a b c d    a b c d    a b c d
+//! ```
 //!
-//! Not every pair of ranks exchanges headers here, but every rank needs every other's data, by way of ranks that compare
-//! headers in each step: nobody can come to an end while one rank is in another operation. Whoever faces that rank, or
-//! finds a frame of it while it waits for another, gets both operations told and fails; who waits for a rank that has failed learns it through the group's
-//! [`Liveness`](crate::transport::Liveness), as after every error.
+//! In step `s` ranks whose numbers differ in bit `s` alone face each other with the same range of elements. Each keeps
+//! one half of it, sends what it has for the other half, and combines what comes. Neighbours go first: after step `s` a
+//! rank has the partial result of the node of 2^(s+1) ranks around it, so the order is the tree's, computed in other
+//! places. Partial results travel unrounded, in the type that elements are combined in; the first step sends the
+//! elements themselves. Then the steps run backwards, and each rank sends what it has completed.
+//!
+//! Not every pair of ranks exchanges headers here, but every rank needs every other's data, by way of ranks that
+//! compare headers in each step: no rank can come to an end while one rank is in another operation. A rank that faces
+//! that one, or finds a frame of it while it waits for another, fails with an error that names both operations. A rank
+//! that waits for a rank that has failed learns it through the group's [`Liveness`](crate::transport::Liveness), as
+//! after every error.
 
 use std::ops::Range;
 
-use super::all_reduce::reduce_pieces;
 use super::chunk::chunk;
-use super::exchange::Exchange;
 use super::scratch::Scratch;
 use super::segments::Segments;
-use super::tree::{combine_siblings, complete, partial_size, reduce_node};
+use super::wire::reduce_pieces;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
+use crate::reduction::{combine_siblings, complete, partial_size, reduce_node};
+use crate::transport::exchange::Exchange;
 
-impl Exchange<'_> {
-    /// Reduces the elements `block` of `data` in a world that is a power of two and at least two.
-    pub(super) fn halve_and_double(
-        &mut self,
-        scratch: &mut Scratch,
-        op: ReduceOp,
-        dtype: DType,
-        data: &mut Segments<'_, '_>,
-        block: Range<usize>,
-    ) -> Result<()> {
-        let (rank, world, wide) = (self.rank().0, self.world_size(), partial_size(dtype));
-        let steps = world.ilog2();
-        let bytes = |range: &Range<usize>| range.start * dtype.size()..range.end * dtype.size();
-        let first = halves(&block, rank, 0).0;
-        let mut memory = scratch.pieces(2, first.len() * wide).into_iter();
-        let (Some(partial), Some(received)) = (memory.next(), memory.next()) else { return Ok(()) };
-        // What this rank keeps before each step.
-        let mut kept = vec![block];
-        for step in 0..steps {
-            let (keep, give) = halves(&kept[step as usize], rank, step);
-            let peer = Rank(rank ^ 1 << step);
-            let in_partial =
-                |range: &Range<usize>| (range.start - first.start) * wide..(range.end - first.start) * wide;
-            if step == 0 {
-                let received = &mut received[..keep.len() * dtype.size()];
-                let body: Vec<&[u8]> = data.pieces(bytes(&give)).collect();
-                self.swap(0, (peer, peer), &body, &mut [&mut *received])?;
-                if steps == 1 {
-                    reduce_pieces(op, dtype, Rank(rank), &[received], data.pieces_mut(bytes(&keep)))?;
-                } else {
-                    fold_pair(op, dtype, rank, data.pieces(bytes(&keep)), received, partial)?;
-                }
+/// Reduces the elements `block` of `data` in a world that is a power of two and at least two.
+pub(super) fn halve_and_double(
+    exchange: &mut Exchange<'_>,
+    scratch: &mut Scratch,
+    op: ReduceOp,
+    dtype: DType,
+    data: &mut Segments<'_, '_>,
+    block: Range<usize>,
+) -> Result<()> {
+    let (rank, world, wide) = (exchange.rank().0, exchange.world_size(), partial_size(dtype));
+    let steps = world.ilog2();
+    let bytes = |range: &Range<usize>| range.start * dtype.size()..range.end * dtype.size();
+    let first = halves(&block, rank, 0).0;
+    let mut memory = scratch.pieces(2, first.len() * wide).into_iter();
+    let (Some(partial), Some(received)) = (memory.next(), memory.next()) else { return Ok(()) };
+    // The elements that this rank keeps before each step.
+    let mut kept = vec![block];
+    for step in 0..steps {
+        let (keep, give) = halves(&kept[step as usize], rank, step);
+        let peer = Rank(rank ^ 1 << step);
+        let in_partial =
+            |range: &Range<usize>| (range.start - first.start) * wide..(range.end - first.start) * wide;
+        if step == 0 {
+            let received = &mut received[..keep.len() * dtype.size()];
+            let body: Vec<&[u8]> = data.pieces(bytes(&give)).collect();
+            exchange.swap(0, (peer, peer), &body, &mut [&mut *received])?;
+            if steps == 1 {
+                reduce_pieces(op, dtype, Rank(rank), &[received], data.pieces_mut(bytes(&keep)))?;
             } else {
-                let received = &mut received[..keep.len() * wide];
-                self.swap(step as u8, (peer, peer), &[&partial[in_partial(&give)]], &mut [&mut *received])?;
-                let own_first = rank >> step & 1 == 0;
-                let own = &mut partial[in_partial(&keep)];
-                if step + 1 < steps {
-                    combine_siblings(op, dtype, own, received, own_first)?;
-                } else {
-                    let siblings = if own_first { [&*own, &*received] } else { [&*received, &*own] };
-                    complete_pair(op, dtype, world, siblings, data.pieces_mut(bytes(&keep)))?;
-                }
+                fold_pair(op, dtype, rank, data.pieces(bytes(&keep)), received, partial)?;
             }
-            kept.push(keep);
+        } else {
+            let received = &mut received[..keep.len() * wide];
+            exchange.swap(step as u8, (peer, peer), &[&partial[in_partial(&give)]], &mut [&mut *received])?;
+            let own_first = rank >> step & 1 == 0;
+            let own = &mut partial[in_partial(&keep)];
+            if step + 1 < steps {
+                combine_siblings(op, dtype, own, received, own_first)?;
+            } else {
+                let siblings = if own_first { [&*own, &*received] } else { [&*received, &*own] };
+                complete_pair(op, dtype, world, siblings, data.pieces_mut(bytes(&keep)))?;
+            }
         }
-        for step in (0..steps).rev() {
-            let (own, theirs) = halves(&kept[step as usize], rank, step);
-            let peer = Rank(rank ^ 1 << step);
-            let (body, mut into) = data.borrow([bytes(&own)], bytes(&theirs));
-            self.swap((2 * steps - 1 - step) as u8, (peer, peer), &body, &mut into)?;
-        }
-        Ok(())
+        kept.push(keep);
     }
+    for step in (0..steps).rev() {
+        let (own, theirs) = halves(&kept[step as usize], rank, step);
+        let peer = Rank(rank ^ 1 << step);
+        let (body, mut into) = data.borrow([bytes(&own)], bytes(&theirs));
+        exchange.swap((2 * steps - 1 - step) as u8, (peer, peer), &body, &mut into)?;
+    }
+    Ok(())
 }
 
-/// What `rank` keeps of `range` in step `step`, and what its peer does.
+/// The half of `range` that `rank` keeps in step `step`, and the half that its peer keeps.
 fn halves(range: &Range<usize>, rank: usize, step: u32) -> (Range<usize>, Range<usize>) {
     let half = |index| {
         let half = chunk(range.len(), 2, index);
@@ -89,7 +96,7 @@ fn halves(range: &Range<usize>, rank: usize, step: u32) -> (Range<usize>, Range<
     (half(bit), half(1 - bit))
 }
 
-/// The first step: `own` elements and the neighbour's, into `partial`.
+/// The first step: combines `own` elements with the neighbour's into `partial`.
 fn fold_pair<'d>(
     op: ReduceOp,
     dtype: DType,
@@ -111,7 +118,7 @@ fn fold_pair<'d>(
     Ok(())
 }
 
-/// The last step: both halves of the tree, rounded into `data`.
+/// The last step: combines both halves of the tree and rounds into `data`.
 fn complete_pair<'d>(
     op: ReduceOp,
     dtype: DType,

@@ -1,46 +1,56 @@
-//! `all_reduce` of a group whose ranks share memory with some peers and are connected to all others by wire.
+//! `all_reduce` of a group over several hosts: shared memory inside of a host, a wire between hosts.
 //!
 //! The first ranks of each host, as many as the smallest host has, are its *lanes*: lane l of a host answers for the
-//! l-th part of the data and talks to the lanes l of the other hosts, and to nobody else. What it sends is not each
-//! rank's data but the partial results that the tree needs: if the ranks of a host form a subtree, that is one, and a
-//! host's traffic is that of one rank; if they do not, it is one for each of the largest subtrees that they do form.
-//! They travel in the type in which they are added up, so nothing is rounded between, and the bits are those of the
-//! tree over all ranks.
+//! l-th part of the data, and exchanges frames with the lanes l of the other hosts only.
 //!
-//! The same in numbers: a host whose ranks form a subtree sends `2 n (H - 1) / H` bytes of f32 over its lanes together,
-//! where `H` hosts without shared memory would send that for each rank.
+//! ```text
+//!             host 0: ranks 0 1                                          host 1: ranks 2 3
+//! collect     shared memory: rank 0 gets part 0 of both, rank 1 part 1   the same with ranks 2 and 3
+//! exchange    lanes 0 (ranks 0 and 2): partial results of part 0 ◀─ wire ─▶, completed, results ◀─ wire ─▶
+//!             lanes 1 (ranks 1 and 3): the same for part 1
+//! distribute  shared memory: every rank gets the results of both lanes
+//! ```
+//!
+//! A lane sends not each rank's data but the partial results that the tree needs: one if the ranks of its host form a
+//! subtree, so that the traffic of a host is that of one rank; otherwise one for each of the largest subtrees that they
+//! do form. They travel in the type in which they are added up, so nothing is rounded in between, and the bits are
+//! those of the tree over all ranks.
+//!
+//! A host whose ranks form a subtree sends `2 n (H - 1) / H` bytes of f32 over its lanes together, where `H` hosts
+//! without shared memory would send that for each rank.
 
 use std::ops::Range;
 
 use super::chunk::chunk;
-use super::exchange::Exchange;
-use super::hosts::Hosts;
 use super::scratch::Scratch;
 use super::segments::Segments;
-use super::shared::{LINE, Shared, part};
-use super::tree::{Node, complete, nodes_within, partial_size, reduce_node};
+use super::shared::{CACHE_LINE, ShmExchange, stride};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
+use crate::reduction::{Node, complete, nodes_within, partial_size, reduce_node};
+use crate::topology::host_of;
+use crate::transport::exchange::Exchange;
 
 /// Bytes of the data that go through at a time: enough for a frame that fills a link, few enough for a cache.
-const SPAN: usize = 2 << 20;
+const BLOCK_BYTES: usize = 2 << 20;
 
-/// What every rank knows of the division into hosts and lanes.
+/// The division of the ranks into hosts and lanes.
 struct Lanes<'a> {
     hosts: &'a [Vec<Rank>],
-    /// This rank's host.
+    /// Index of this rank's host.
     host: usize,
-    /// This rank's position in it.
+    /// This rank's position in its host.
     position: usize,
-    /// Lanes of each host.
+    /// Number of lanes of each host.
     count: usize,
-    /// By host.
+    /// The nodes of the tree that each host's ranks fill.
     nodes: Vec<Vec<Node>>,
 }
 
 impl<'a> Lanes<'a> {
-    fn new(hosts: &'a [Vec<Rank>], host: usize, me: Rank, world_size: usize) -> Self {
+    fn new(hosts: &'a [Vec<Rank>], me: Rank, world_size: usize) -> Self {
+        let host = host_of(hosts, me);
         let count = hosts.iter().map(Vec::len).min().unwrap_or(1);
         let position = hosts[host].iter().position(|rank| *rank == me).unwrap_or(0);
         let ranks = |host: &Vec<Rank>| host.iter().map(|rank| rank.0).collect::<Vec<_>>();
@@ -48,7 +58,7 @@ impl<'a> Lanes<'a> {
         Self { hosts, host, position, count, nodes }
     }
 
-    /// This rank's lane, if it has one.
+    /// The lane that this rank is, if it is one.
     fn mine(&self) -> Option<usize> {
         (self.position < self.count).then_some(self.position)
     }
@@ -56,55 +66,46 @@ impl<'a> Lanes<'a> {
 
 /// Replaces `data` by its reduction over all ranks.
 pub(super) fn all_reduce(
-    hosts: &mut Hosts,
+    hosts: &[Vec<Rank>],
+    mut local: Option<ShmExchange<'_>>,
     exchange: &mut Exchange<'_>,
     scratch: &mut Scratch,
     dtype: DType,
     op: ReduceOp,
     data: &mut Segments<'_, '_>,
 ) -> Result<()> {
-    let lanes = Lanes::new(&hosts.table, hosts.mine, exchange.rank(), exchange.world_size());
-    let mut shared = hosts.board.as_mut().map(|board| Shared {
-        board,
-        header: exchange.header,
-        deadline: exchange.deadline,
-    });
-    let size = dtype.size();
-    let count = data.len() / size;
-    // Of each element a rank may hold the partial results of all nodes.
+    let lanes = Lanes::new(hosts, exchange.rank(), exchange.world_size());
+    let count = data.len() / dtype.size();
+    // A rank may hold the partial results of all nodes for each element.
     let nodes: usize = lanes.nodes.iter().map(Vec::len).sum();
-    let spans = (data.len() * nodes.div_ceil(lanes.hosts.len())).div_ceil(SPAN).max(1);
-    for index in 0..spans {
-        let span = chunk(count, spans, index);
+    let blocks = (data.len() * nodes.div_ceil(lanes.hosts.len())).div_ceil(BLOCK_BYTES).max(1);
+    for index in 0..blocks {
+        let block = chunk(count, blocks, index);
         let part = |lane: usize| {
-            let part = chunk(span.len(), lanes.count, lane);
-            span.start + part.start..span.start + part.end
+            let part = chunk(block.len(), lanes.count, lane);
+            block.start + part.start..block.start + part.end
         };
-        Span { lanes: &lanes, dtype, op, part: &part, first: index == 0 }.run(
-            shared.as_mut(),
-            exchange,
-            scratch,
-            data,
-        )?;
+        let block = Block { lanes: &lanes, dtype, op, part: &part, first: index == 0 };
+        block.run(local.as_mut(), exchange, scratch, data)?;
     }
     Ok(())
 }
 
-/// One span on its way.
-struct Span<'a> {
+/// The block of the data that is being reduced.
+struct Block<'a> {
     lanes: &'a Lanes<'a>,
     dtype: DType,
     op: ReduceOp,
     /// Elements for which a lane answers.
     part: &'a dyn Fn(usize) -> Range<usize>,
-    /// Of the operation, in which headers are compared.
+    /// Whether it is the first block of the operation, in which headers are compared.
     first: bool,
 }
 
-impl Span<'_> {
+impl Block<'_> {
     fn run(
         &self,
-        mut shared: Option<&mut Shared<'_>>,
+        mut shared: Option<&mut ShmExchange<'_>>,
         exchange: &mut Exchange<'_>,
         scratch: &mut Scratch,
         data: &mut Segments<'_, '_>,
@@ -118,10 +119,10 @@ impl Span<'_> {
         // Partial results of this host, those of all hosts for this rank's share (or the own data), and the result.
         let incoming = (all_nodes * share * wide).max(part.len() * wide);
         let sizes = [mine * part.len() * wide, incoming, part.len() * self.dtype.size()];
-        let mut room = scratch.pieces(1, sizes.iter().map(|size| size.next_multiple_of(LINE)).sum());
-        let mut rest: &mut [u8] = &mut *room[0];
+        let mut memory = scratch.pieces(1, sizes.iter().map(|size| size.next_multiple_of(CACHE_LINE)).sum());
+        let mut rest: &mut [u8] = &mut *memory[0];
         let [partials, incoming, result] = sizes.map(|size| {
-            let (piece, behind) = std::mem::take(&mut rest).split_at_mut(size.next_multiple_of(LINE));
+            let (piece, behind) = std::mem::take(&mut rest).split_at_mut(size.next_multiple_of(CACHE_LINE));
             rest = behind;
             &mut piece[..size]
         });
@@ -141,9 +142,9 @@ impl Span<'_> {
         }
     }
 
-    /// How a part goes over the board: in so many steps, each of which takes so many bytes of every lane.
-    fn steps(&self, shared: &Shared<'_>) -> (usize, usize) {
-        let stride = part(shared.room(), self.lanes.count);
+    /// Number of steps in which the parts go through shared memory, and the distance of two lanes' data in a slot.
+    fn steps(&self, shared: &ShmExchange<'_>) -> (usize, usize) {
+        let stride = stride(shared.data_bytes(), self.lanes.count);
         let longest = (self.part)(0).len() * self.dtype.size();
         (longest.div_ceil(stride / self.dtype.size() * self.dtype.size()).max(1), stride)
     }
@@ -155,10 +156,11 @@ impl Span<'_> {
         (part.start + now.start) * size..(part.start + now.end) * size
     }
 
-    /// Leaves in `partials`, node after node, the partial results of this host for this rank's part of `count` elements.
+    /// Leaves in `partials`, node after node, the partial results of this host for this rank's part of `count`
+    /// elements.
     fn collect(
         &self,
-        shared: &mut Shared<'_>,
+        shared: &mut ShmExchange<'_>,
         data: &mut Segments<'_, '_>,
         partials: &mut [u8],
         count: usize,
@@ -195,16 +197,16 @@ impl Span<'_> {
         Ok(())
     }
 
-    /// The same on a host of one rank.
+    /// Leaves in `partials` the partial results of a host of one rank.
     fn widen(
         &self,
         data: &Segments<'_, '_>,
         part: &Range<usize>,
-        room: &mut [u8],
+        memory: &mut [u8],
         partials: &mut [u8],
     ) -> Result<()> {
         let size = self.dtype.size();
-        let own = &mut room[..part.len() * size];
+        let own = &mut memory[..part.len() * size];
         data.copy_out(part.start * size..part.end * size, own);
         for node in &self.lanes.nodes[self.lanes.host] {
             reduce_node(self.op, self.dtype, node.clone(), &|_| &*own, partials)?;
@@ -212,7 +214,8 @@ impl Span<'_> {
         Ok(())
     }
 
-    /// Partial results to the lanes of the other hosts, and their result for this part of `count` elements.
+    /// Exchanges partial results, and then results, with the same lane of all other hosts, for this lane's part of
+    /// `count` elements.
     fn exchange(
         &self,
         exchange: &mut Exchange<'_>,
@@ -226,7 +229,7 @@ impl Span<'_> {
         let share = |host: usize| chunk(count, hosts, host);
         let mine = share(self.lanes.host);
         let nodes = |host: usize| self.lanes.nodes[host].len();
-        // Where the partial results of a host begin in `incoming`.
+        // Offset of a host's partial results in `incoming`.
         let at = |host: usize| (0..host).map(nodes).sum::<usize>() * mine.len() * wide;
         for (to, from) in self.rounds() {
             let theirs = share(to);
@@ -276,8 +279,13 @@ impl Span<'_> {
         (self.lanes.hosts[to][lane], self.lanes.hosts[from][lane])
     }
 
-    /// The results of all lanes to all ranks of this host.
-    fn distribute(&self, shared: &mut Shared<'_>, data: &mut Segments<'_, '_>, result: &[u8]) -> Result<()> {
+    /// Brings the results of all lanes to all ranks of this host.
+    fn distribute(
+        &self,
+        shared: &mut ShmExchange<'_>,
+        data: &mut Segments<'_, '_>,
+        result: &[u8],
+    ) -> Result<()> {
         let (steps, _) = self.steps(shared);
         let size = self.dtype.size();
         for step in 0..steps {

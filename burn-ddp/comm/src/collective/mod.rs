@@ -1,10 +1,18 @@
 //! Collective operations over a wire, a host's shared memory, or both.
 //!
-//! The algorithms stand between the wire, which moves frames and knows no arithmetic, and the communicator,
-//! which knows tensors and no peers. They see bytes, a [`DType`] and a [`ReduceOp`](crate::dtype::ReduceOp), so they serve every
-//! binding and every transport.
+//! The algorithms stand between the transport, which moves frames and knows no arithmetic, and the communicators, which
+//! know tensors and no peers. They see bytes, a [`DType`] and a [`ReduceOp`](crate::dtype::ReduceOp), so they serve
+//! every binding and every transport.
 //!
-//! With `N` ranks and a buffer of `n` bytes:
+//! ```text
+//! Collectives::all_reduce(..)          checks its arguments, makes the header
+//!   Collectives::run(header, ..)       sequence number, deadline, choice of the route; keeps the first error
+//!     Route::SharedMemory              all ranks on one host: steps in shared memory      shared.rs
+//!     Route::Wire                      no two ranks on one host: rounds of frames         all_reduce.rs, halving.rs ..
+//!     Route::Hierarchical              several hosts: memory inside, frames between       hierarchical.rs
+//! ```
+//!
+//! With `N` ranks and a buffer of `n` bytes, over a wire:
 //!
 //! | operation | rounds | bytes sent by a rank |
 //! |---|---|---|
@@ -19,56 +27,60 @@
 //! | `barrier` | N-1 | 0 |
 //!
 //! Large data takes that many rounds for each block of a few MiB. Which algorithm an `all_reduce` uses is a matter of
-//! cost ([`Algorithm`]) and never of the result: whoever has the data of all ranks for an element combines it in the one
-//! fixed order (`tree.rs`), and what halving combines earlier is a node of that tree. A ring's order starts elsewhere in
-//! each chunk, so there is none.
+//! cost ([`Algorithm`]) and never of the result: a rank that has the data of all ranks for an element combines it in
+//! the one fixed order ([`reduction`](crate::reduction)), and what halving combines earlier is a node of that tree. A
+//! ring's order starts elsewhere in each chunk, so there is no ring.
 //!
 //! Ranks that disagree on what they are doing learn it in the operation where they do: every pair of ranks exchanges
-//! headers in it, or, in halving and over several hosts, every rank waits for every other through a chain of ranks that do.
-//! Where such chains close to a ring in which no two ranks that disagree ever face each other, the wire finds out within
-//! a second by looking at the frames that others have sent.
+//! headers in it, or, in halving and over several hosts, every rank waits for every other through a chain of ranks that
+//! do. Where such chains close to a ring in which no two ranks that disagree ever face each other, the transport finds
+//! out within a second by looking at the frames that others have sent.
+//!
+//! # Adding a collective
+//!
+//! 1. A variant of [`Operation`](crate::Operation), with its name and its number in frames.
+//! 2. An algorithm for the wire in a file of its own: a function over `&mut Exchange`, made of `rounds` and `swap`. In
+//!    one phase every rank sends one frame to every other, if only an empty one; each phase has a number of its own.
+//! 3. An algorithm for shared memory as a method of `ShmExchange` (`shared.rs`): `begin` in its first step, then
+//!    `write` and `read`. All ranks take the same number of steps for the same header.
+//! 4. A method of [`Collectives`] in the same file: `check`, refuse wrong arguments before anything is sent, make the
+//!    header, then `run_flat` with a `match` over both algorithms. (`run` is for operations with an algorithm of their
+//!    own over several hosts.)
+//! 5. A row in the table above, and cases in `tests/collectives.rs` (values, disagreement, loss) and
+//!    `tests/sharing.rs`.
 
 use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::rank::Rank;
 use crate::operation::Operation;
+use crate::rank::Rank;
+use crate::reduction::is_aligned;
+use crate::topology::Topology;
+use crate::transport::exchange::Exchange;
 use crate::transport::{Header, Transport};
 
 mod all_gather;
 mod all_reduce;
+mod announce;
 mod barrier;
 mod broadcast;
 mod chunk;
 mod cost;
-mod element;
-mod exchange;
-mod fold;
 mod halving;
 mod hierarchical;
-mod hosts;
-mod lanes;
-#[cfg(test)]
-mod measure;
-mod partial;
 mod reduce_scatter;
 mod scratch;
 mod segments;
 mod shared;
-mod tree;
+mod wire;
 
 pub use chunk::chunk;
 pub use cost::Algorithm;
-pub use hosts::Sharing;
-pub use tree::{pairwise, tree_reduce};
 
-use element::with_element;
-use exchange::Exchange;
-use hosts::Hosts;
 use scratch::Scratch;
-use shared::Shared;
+use shared::ShmExchange;
 
 /// The collective operations of one rank.
 ///
@@ -82,8 +94,7 @@ use shared::Shared;
 /// [`ErrorKind::Config`]: crate::error::ErrorKind::Config
 pub struct Collectives {
     transport: Box<dyn Transport>,
-    /// `None` while no two ranks share memory.
-    hosts: Option<Hosts>,
+    topology: Topology,
     timeout: Duration,
     sequence: u64,
     scratch: Scratch,
@@ -92,11 +103,11 @@ pub struct Collectives {
 }
 
 impl Collectives {
-    /// Operations over `transport`, each of which may last `timeout`.
-    pub fn new(transport: Box<dyn Transport>, timeout: Duration) -> Self {
+    /// Operations over `transport` between ranks on the hosts of `topology`, each of which may last `timeout`.
+    pub fn new(transport: Box<dyn Transport>, topology: Topology, timeout: Duration) -> Self {
         Self {
             transport,
-            hosts: None,
+            topology,
             timeout,
             sequence: 0,
             scratch: Scratch::default(),
@@ -105,8 +116,8 @@ impl Collectives {
         }
     }
 
-    /// The same with one algorithm for every `all_reduce` over a wire that connects all ranks, whatever it costs; `None`
-    /// chooses by cost again. All ranks must have the same. Ranks that share memory have a way of their own.
+    /// The same with one algorithm for every `all_reduce` over a wire that connects all ranks, whatever it costs;
+    /// `None` chooses by cost again. All ranks must have the same. Ranks that share memory do not use it.
     ///
     /// # Errors
     /// `Config` for an algorithm that is not defined for this number of ranks.
@@ -153,68 +164,78 @@ impl Collectives {
         Header::new(operation, self.sequence, dtype, count)
     }
 
-    /// Runs one operation: one sequence number, one deadline, and poison if it fails. Over several hosts the wire is used
-    /// once the ranks of each host have agreed on the operation: a rank that waits for a peer of its own host in shared
-    /// memory would not hear of it over the wire.
-    fn operation<T>(
+    /// Runs one operation over the route that the topology gives: one sequence number, one deadline, and poison if it
+    /// fails.
+    fn run<T>(
         &mut self,
         header: Header,
-        run: impl FnOnce(Way<'_, '_>, &mut Scratch) -> Result<T>,
-    ) -> Result<T> {
-        self.by_road(header, |road, scratch| match road {
-            Road::Memory(shared) => run(Way::Memory(shared), scratch),
-            Road::Wire(exchange) => run(Way::Wire(exchange), scratch),
-            Road::Hosts(hosts, exchange) => {
-                if let Some(board) = &mut hosts.board {
-                    Shared { board, header, deadline: exchange.deadline }.agree(0)?;
-                }
-                run(Way::Wire(exchange), scratch)
-            }
-        })
-    }
-
-    /// Like [`operation`](Self::operation), for one that knows what to do with a group over several hosts.
-    fn by_road<T>(
-        &mut self,
-        header: Header,
-        run: impl FnOnce(Road<'_, '_>, &mut Scratch) -> Result<T>,
+        operation: impl FnOnce(Route<'_, '_>, &mut Scratch) -> Result<T>,
     ) -> Result<T> {
         self.sequence = self.sequence.wrapping_add(1);
         let deadline = Deadline::after(self.timeout);
         let mut exchange = Exchange { transport: self.transport.as_mut(), header, deadline };
-        let result = match &mut self.hosts {
-            Some(Hosts { table, board: Some(board), .. }) if table.len() == 1 => {
-                run(Road::Memory(Shared { board, header, deadline }), &mut self.scratch)
-            }
-            Some(hosts) => run(Road::Hosts(hosts, &mut exchange), &mut self.scratch),
-            None => run(Road::Wire(&mut exchange), &mut self.scratch),
+        let shares_memory = self.topology.shares_memory();
+        let Topology { hosts, region } = &mut self.topology;
+        let local = region.as_mut().map(|region| ShmExchange { region, header, deadline });
+        let route = match local {
+            Some(shared) if hosts.len() == 1 => Route::SharedMemory(shared),
+            local if shares_memory => Route::Hierarchical { hosts, local, exchange: &mut exchange },
+            _ => Route::Wire(&mut exchange),
         };
-        if let (Err(error), Some(Hosts { board: Some(board), .. })) = (&result, &self.hosts) {
-            // Whatever it was, peers wait on the board for a step that does not come.
-            board.fail(error.clone());
+        let result = operation(route, &mut self.scratch);
+        if let (Err(error), Some(region)) = (&result, &self.topology.region) {
+            // Whatever the error is, peers wait in shared memory for a step that does not come.
+            region.fail(error.clone());
         }
         self.failed = result.as_ref().err().cloned();
         result
     }
+
+    /// Like [`run`](Self::run) for an operation that treats several hosts like none: all ranks use the wire, once the
+    /// ranks of each host have agreed on the operation. A rank that waits for a peer of its own host in shared memory
+    /// would otherwise not learn over the wire that another rank is in another operation.
+    fn run_flat<T>(
+        &mut self,
+        header: Header,
+        operation: impl FnOnce(FlatRoute<'_, '_>, &mut Scratch) -> Result<T>,
+    ) -> Result<T> {
+        self.run(header, |route, scratch| match route {
+            Route::SharedMemory(shared) => operation(FlatRoute::SharedMemory(shared), scratch),
+            Route::Wire(exchange) => operation(FlatRoute::Wire(exchange), scratch),
+            Route::Hierarchical { local, exchange, .. } => {
+                if let Some(mut local) = local {
+                    local.agree(0)?;
+                }
+                operation(FlatRoute::Wire(exchange), scratch)
+            }
+        })
+    }
 }
 
-/// How an operation reaches its peers.
-enum Way<'a, 't> {
-    /// All of them share memory.
-    Memory(Shared<'a>),
-    /// All of them have a wire to all others.
+/// The means by which an operation reaches the peers.
+enum Route<'a, 't> {
+    /// All ranks share memory.
+    SharedMemory(ShmExchange<'a>),
+    /// No two ranks share memory.
+    Wire(&'a mut Exchange<'t>),
+    /// Some ranks share memory: several hosts.
+    Hierarchical {
+        hosts: &'a [Vec<Rank>],
+        /// The memory of this rank's host, unless this rank is alone there.
+        local: Option<ShmExchange<'a>>,
+        /// A wire between all ranks.
+        exchange: &'a mut Exchange<'t>,
+    },
+}
+
+/// A [`Route`] on which all ranks are reached by the same means.
+enum FlatRoute<'a, 't> {
+    SharedMemory(ShmExchange<'a>),
     Wire(&'a mut Exchange<'t>),
 }
 
-/// A [`Way`], or a mixture of both.
-enum Road<'a, 't> {
-    Memory(Shared<'a>),
-    Wire(&'a mut Exchange<'t>),
-    Hosts(&'a mut Hosts, &'a mut Exchange<'t>),
-}
-
-/// Elements in `data`, the argument that `name` names.
-fn elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
+/// Number of elements in `data`, the argument that `name` names.
+fn element_count(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
     if data.len().is_multiple_of(dtype.size()) {
         return Ok(data.len() / dtype.size());
     }
@@ -225,11 +246,10 @@ fn elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
     )))
 }
 
-/// Like [`elements`], for an argument that takes part in arithmetic where it is.
-fn aligned_elements(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
-    let count = elements(name, dtype, data)?;
-    // The pointer of an empty slice may be anything.
-    if count == 0 || with_element!(dtype, T => data.as_ptr().cast::<T>().is_aligned()) {
+/// Like [`element_count`], for an argument that takes part in arithmetic where it is.
+fn aligned_element_count(name: &str, dtype: DType, data: &[u8]) -> Result<usize> {
+    let count = element_count(name, dtype, data)?;
+    if is_aligned(dtype, data) {
         return Ok(count);
     }
     Err(Error::config(format!("{name} is not aligned to the {} bytes of {dtype}", dtype.size())))

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::all_reduce::blocks;
-use super::exchange::byte_chunk;
-use super::tree::reduce_in_place;
-use super::{Collectives, Way, aligned_elements, elements, expect_length};
+use super::chunk::{block_count, byte_chunk};
+use super::wire::collect;
+use super::{Collectives, FlatRoute, aligned_element_count, element_count, expect_length};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::rank::Rank;
+use crate::reduction::reduce_in_place;
 use crate::operation::Operation;
 
 impl Collectives {
@@ -26,27 +26,29 @@ impl Collectives {
         output: &mut [u8],
     ) -> Result<()> {
         self.check()?;
-        let count = elements("the input of reduce_scatter", dtype, input)?;
-        aligned_elements("the output of reduce_scatter", dtype, output)?;
+        let count = element_count("the input of reduce_scatter", dtype, input)?;
+        aligned_element_count("the output of reduce_scatter", dtype, output)?;
         let (rank, world_size) = (self.rank(), self.world_size());
         let chunk = |rank| byte_chunk(input.len(), dtype.size(), world_size, rank);
         expect_length("the output of reduce_scatter", output.len(), chunk(rank).len())?;
         let header = self.header(Operation::ReduceScatter(op), dtype, count);
-        self.operation(header, |way, scratch| {
-            let exchange = match way {
-                Way::Memory(mut shared) => return shared.reduce_scatter(dtype, op, input, output),
-                Way::Wire(exchange) => exchange,
+        self.run_flat(header, |route, scratch| {
+            let exchange = match route {
+                FlatRoute::SharedMemory(mut shared) => {
+                    return shared.reduce_scatter(dtype, op, input, output);
+                }
+                FlatRoute::Wire(exchange) => exchange,
             };
             output.copy_from_slice(&input[chunk(rank)]);
             // The first rank's chunk is the longest, so that all have the same number of blocks.
-            let blocks = blocks(chunk(Rank(0)).len() * (world_size - 1));
+            let blocks = block_count(chunk(Rank(0)).len() * (world_size - 1));
             for index in 0..blocks {
                 let part = |of: Range<usize>| {
                     let part = byte_chunk(of.len(), dtype.size(), blocks, Rank(index));
                     of.start + part.start..of.start + part.end
                 };
                 let own = part(0..output.len());
-                let pieces = exchange.collect(scratch, own.len(), |to| vec![&input[part(chunk(to))]])?;
+                let pieces = collect(exchange, scratch, own.len(), |to| vec![&input[part(chunk(to))]])?;
                 reduce_in_place(op, dtype, rank.0, &pieces, &mut output[own])?;
             }
             Ok(())

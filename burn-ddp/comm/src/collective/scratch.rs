@@ -1,4 +1,4 @@
-//! Memory for what other ranks send.
+//! Memory for the data that other ranks send.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,21 +6,21 @@ use bytemuck::{Pod, Zeroable};
 /// grows to the largest operation and never shrinks.
 #[derive(Default)]
 pub(super) struct Scratch {
-    lines: Vec<Line>,
+    lines: Vec<CacheLine>,
 }
 
 /// One cache line; its alignment makes every piece usable as any element type.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Line([u8; 64]);
+struct CacheLine([u8; 64]);
 
 impl Scratch {
     /// `count` slices of `bytes` bytes, each aligned to 64; their content is left over from earlier use.
     pub(super) fn pieces(&mut self, count: usize, bytes: usize) -> Vec<&mut [u8]> {
-        let lines = bytes.div_ceil(size_of::<Line>()).max(1);
+        let lines = bytes.div_ceil(size_of::<CacheLine>()).max(1);
         let needed = count * lines;
         if self.lines.len() < needed {
-            self.lines.resize(needed, Line::zeroed());
+            self.lines.resize(needed, CacheLine::zeroed());
         }
         self.lines
             .chunks_exact_mut(lines)

@@ -11,7 +11,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::collective::{Collectives, Sharing};
+use crate::collective::Collectives;
 use crate::control::Control;
 use crate::deadline::Deadline;
 use crate::environment::RankInfo;
@@ -19,9 +19,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::net::host::host_name;
 use crate::options::GroupOptions;
 use crate::rendezvous::{self, PeerInfo};
+use crate::shm::ComputeHint;
 use crate::store::{PrefixStore, Store};
+use crate::topology::{ShmOptions, Topology};
 use crate::transport::Liveness;
-use crate::transport::shm::CallerBusy;
 use crate::transport::tcp::{Listener, TcpTransport};
 
 /// A rank that is connected to all others.
@@ -34,8 +35,8 @@ pub struct Connection {
     pub liveness: Liveness,
     /// All ranks, in rank order.
     pub peers: Vec<PeerInfo>,
-    /// Tells waiting ranks whether the thread that wants the results computes while collectives run.
-    pub caller: CallerBusy,
+    /// Set while the thread that wants the results computes and the collectives run on another thread.
+    pub compute: ComputeHint,
 }
 
 /// Connects the rank that `info` describes to all others of the group `name`, which meet in `store`; it listens on
@@ -73,17 +74,17 @@ pub fn connect(
         }
     })?;
     let liveness = Liveness::new(world_size);
-    let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
+    let mut transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
     let control = Control::start(rank, mesh.control, liveness.clone(), options.peer_timeout)?;
-    let mut collectives = Collectives::new(Box::new(transport), options.timeout);
-    let caller = CallerBusy::default();
-    let sharing = Sharing {
+    let compute = ComputeHint::default();
+    let shm = ShmOptions {
         transport: options.transport,
         host: options.host.clone().unwrap_or_else(|| peers[rank.0].host.clone()),
         limit: options.shared_memory,
-        caller: caller.clone(),
+        compute: compute.clone(),
     };
-    let shared = collectives.share_memory(&sharing, &liveness, deadline);
-    shared.inspect_err(|error| control.abort(error))?;
-    Ok(Connection { collectives, control, liveness, peers, caller })
+    let topology = Topology::discover(&mut transport, &shm, &liveness, deadline);
+    let topology = topology.inspect_err(|error| control.abort(error))?;
+    let collectives = Collectives::new(Box::new(transport), topology, options.timeout);
+    Ok(Connection { collectives, control, liveness, peers, compute })
 }

@@ -369,7 +369,7 @@ impl Start {
             return Ok((self.build(None), None));
         }
         let connection = connect(&store, &self.name, &self.info, &self.options, address, deadline)?;
-        let Connection { collectives, control, liveness, peers, caller } = connection;
+        let Connection { collectives, control, liveness, peers, compute } = connection;
         let setup = Setup {
             name: self.name.clone(),
             info: self.info.clone(),
@@ -384,7 +384,7 @@ impl Start {
         // An error that came from the group itself is its cause already, and the peers know it.
         let (thread, value) = make().inspect_err(|error| control.abort(error))?;
         let thread = Mutex::new(thread);
-        let counters = Counters::new(Some(caller));
+        let counters = Counters::new(Some(compute));
         let connected = Connected { thread, control, liveness, peers, store };
         Ok((self.build(Some((connected, counters))), Some(value)))
     }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::operation::Operation;
-use crate::transport::shm::CallerBusy;
+use crate::shm::ComputeHint;
 
 /// Collectives of a group so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,21 +45,21 @@ impl GroupStats {
 pub(super) struct Counters {
     stats: Mutex<GroupStats>,
     /// Tells the communication thread whether the caller's thread computes; `None` in a group without that thread.
-    caller: Option<CallerBusy>,
+    compute: Option<ComputeHint>,
 }
 
 impl Counters {
-    pub(super) fn new(caller: Option<CallerBusy>) -> Self {
-        if let Some(caller) = &caller {
-            caller.set(true);
+    pub(super) fn new(compute: Option<ComputeHint>) -> Self {
+        if let Some(compute) = &compute {
+            compute.set(true);
         }
-        Self { stats: Mutex::default(), caller }
+        Self { stats: Mutex::default(), compute }
     }
 
     /// Runs `wait`, in which the caller only waits for the communication thread, and adds its duration.
     pub(super) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         let start = Instant::now();
-        let busy = |busy| self.caller.iter().for_each(|caller| caller.set(busy));
+        let busy = |busy| self.compute.iter().for_each(|compute| compute.set(busy));
         busy(false);
         let value = wait();
         busy(true);

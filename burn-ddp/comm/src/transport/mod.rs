@@ -1,7 +1,7 @@
 //! Frames between two ranks.
 //!
 //! The collectives are the same over any [`Transport`]: loopback in tests, TCP between hosts. (Within one host ranks
-//! share memory instead: [`shm`].) Every transport guarantees two things. A frame carries a [`Header`] of its operation
+//! share memory instead: [`shm`](crate::shm).) Every transport guarantees two things. A frame carries a [`Header`] of its operation
 //! and the receiver states the header that it expects, so the first frame reveals that ranks are in different
 //! operations, before any byte of it is taken for data. And every wait ends at its deadline, or as soon as [`Liveness`]
 //! learns that the group has failed.
@@ -10,11 +10,10 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::rank::Rank;
 
+pub(crate) mod exchange;
 mod frame;
 mod liveness;
 mod loopback;
-#[cfg_attr(not(target_os = "linux"), path = "no_shm.rs")]
-pub mod shm;
 pub mod tcp;
 
 pub use frame::Header;

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use burn_ddp_comm::collective::{Algorithm, Collectives, tree_reduce};
+use burn_ddp_comm::collective::{Algorithm, Collectives};
 use burn_ddp_comm::dtype::{DType, ReduceOp};
-use burn_ddp_comm::Operation;
-use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
+use burn_ddp_comm::reduction::tree_reduce;
+use burn_ddp_comm::topology::Topology;
+use burn_ddp_comm::{Error, ErrorKind, Operation, Rank, Result};
 use half::f16;
 
 use crate::reference::{Buffer, input, reference};
@@ -211,7 +212,7 @@ fn halving_finds_one_rank_in_another_operation() {
 #[test]
 fn an_algorithm_that_the_world_cannot_have_is_refused_by_name() {
     let mut wires = over_loopback(3);
-    let ranks = Collectives::new(wires.remove(0), Duration::from_secs(1));
+    let ranks = Collectives::new(wires.remove(0), Topology::separate(3), Duration::from_secs(1));
     let error = ranks.with_algorithm(Some(Algorithm::Halving)).err().expect("three ranks do not halve");
     assert_eq!(error.kind(), ErrorKind::Config);
     for word in ["Halving", "power of two", "has 3"] {
@@ -219,8 +220,8 @@ fn an_algorithm_that_the_world_cannot_have_is_refused_by_name() {
     }
 }
 
-/// What the constants of the cost model are fitted to; the medians of some rounds, of which each is a barrier and then
-/// several operations.
+/// Prints the times to which the constants of the cost model are fitted: the medians of some rounds, of which each is a
+/// barrier and then several operations.
 #[test]
 #[ignore = "a measurement"]
 fn times_of_the_algorithms_over_sockets() {

@@ -108,7 +108,7 @@ impl Wide {
     }
 }
 
-/// What the ranks' inputs reduce to, element by element.
+/// The reduction of the ranks' inputs, element by element.
 pub fn reference(op: ReduceOp, dtype: DType, inputs: &[Buffer]) -> Vec<u8> {
     fn tree(op: ReduceOp, values: &[Wide]) -> Wide {
         match values {
@@ -153,7 +153,7 @@ impl Random {
     }
 }
 
-/// What `rank` brings to a case.
+/// The input of `rank`.
 pub fn input(dtype: DType, count: usize, rank: usize) -> Buffer {
     let mut random = Random((dtype as u64) << 48 | (count as u64) << 8 | rank as u64);
     let mut bytes = Vec::with_capacity(count * dtype.size());

@@ -1,7 +1,7 @@
 //! Threads as ranks, for everything below the replica: the same cases run over any wire.
 //!
-//! A case that hangs must fail the test and not stop it, so the threads are not joined: they report through a
-//! channel, and who has not reported in time is named.
+//! A case that hangs must fail the test and not stop it, so the threads are not joined: they report through a channel,
+//! and a rank that has not reported in time is named.
 
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,18 +11,19 @@ use std::time::{Duration, Instant};
 
 use burn_ddp_comm::collective::{Algorithm, Collectives};
 use burn_ddp_comm::deadline::Deadline;
-use burn_ddp_comm::rendezvous::PeerInfo;
+use burn_ddp_comm::topology::Topology;
 use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
+use burn_ddp_comm::rendezvous::PeerInfo;
 use burn_ddp_comm::transport::{Liveness, Transport, loopback};
 use burn_ddp_comm::{Rank, Result};
 
 /// Makes the wires of a world of the given size, one for each rank in rank order.
 pub type Wires = fn(usize) -> Vec<Box<dyn Transport>>;
 
-/// How long one launch may take.
+/// Longest time of one launch.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long one operation may take; shorter, so that an operation that hangs is reported by its own error.
-const TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest time of one operation; shorter, so that an operation that hangs is reported by its own error.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Wires through memory.
 pub fn over_loopback(world_size: usize) -> Vec<Box<dyn Transport>> {
@@ -51,8 +52,8 @@ pub fn over_tcp(world_size: usize) -> Vec<Box<dyn Transport>> {
     wires.map(|wire| Box::new(wire) as Box<dyn Transport>).collect()
 }
 
-/// Runs `body` on every rank and returns what each came to, in rank order. A rank's wires close when its body
-/// returns, as those of a process that ends.
+/// Runs `body` on every rank and returns the outcomes in rank order. A rank's wires close when its body returns, as
+/// those of a process that ends.
 pub fn outcomes<T: Send + 'static>(
     wires: Vec<Box<dyn Transport>>,
     body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
@@ -66,8 +67,16 @@ pub fn outcomes_with<T: Send + 'static>(
     wires: Vec<Box<dyn Transport>>,
     body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
 ) -> Vec<Result<T>> {
+    outcomes_over(wires, separately(algorithm, body))
+}
+
+/// Like [`outcomes`], for bodies that make the collectives themselves.
+pub fn outcomes_over<T: Send + 'static>(
+    wires: Vec<Box<dyn Transport>>,
+    body: impl Fn(Box<dyn Transport>) -> Result<T> + Send + Sync + 'static,
+) -> Vec<Result<T>> {
     let mut outcomes: Vec<Option<Result<T>>> = wires.iter().map(|_| None).collect();
-    run(algorithm, wires, body, |rank, outcome| outcomes[rank.0] = Some(outcome));
+    run(wires, body, |rank, outcome| outcomes[rank.0] = Some(outcome));
     outcomes.into_iter().map(|outcome| outcome.expect("every rank has reported")).collect()
 }
 
@@ -85,18 +94,36 @@ pub fn launch_with<T: Send + 'static>(
     wires: Vec<Box<dyn Transport>>,
     body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
 ) -> Vec<T> {
+    launch_over(wires, separately(algorithm, body))
+}
+
+/// Like [`launch`], for bodies that make the collectives themselves.
+pub fn launch_over<T: Send + 'static>(
+    wires: Vec<Box<dyn Transport>>,
+    body: impl Fn(Box<dyn Transport>) -> Result<T> + Send + Sync + 'static,
+) -> Vec<T> {
     let mut values: Vec<Option<T>> = wires.iter().map(|_| None).collect();
-    run(algorithm, wires, body, |rank, outcome| match outcome {
+    run(wires, body, |rank, outcome| match outcome {
         Ok(value) => values[rank.0] = Some(value),
         Err(error) => panic!("{rank} failed first: {error:?}"),
     });
     values.into_iter().map(|value| value.expect("every rank has reported")).collect()
 }
 
-fn run<T: Send + 'static>(
+/// Runs `body` with the collectives of ranks that share no memory.
+fn separately<T>(
     algorithm: Option<Algorithm>,
+    body: impl Fn(&mut Collectives) -> Result<T>,
+) -> impl Fn(Box<dyn Transport>) -> Result<T> {
+    move |wire| {
+        let topology = Topology::separate(wire.world_size());
+        body(&mut Collectives::new(wire, topology, TIMEOUT).with_algorithm(algorithm)?)
+    }
+}
+
+fn run<T: Send + 'static>(
     wires: Vec<Box<dyn Transport>>,
-    body: impl Fn(&mut Collectives) -> Result<T> + Send + Sync + 'static,
+    body: impl Fn(Box<dyn Transport>) -> Result<T> + Send + Sync + 'static,
     mut reported: impl FnMut(Rank, Result<T>),
 ) {
     let body = Arc::new(body);
@@ -106,11 +133,8 @@ fn run<T: Send + 'static>(
         let (body, report) = (body.clone(), report.clone());
         thread::spawn(move || {
             let rank = wire.rank();
-            let collectives = Collectives::new(wire, TIMEOUT).with_algorithm(algorithm);
-            let mut collectives = collectives.expect("an algorithm for this world");
-            let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut collectives)));
-            drop(collectives);
-            // Nobody listens any more when another rank has failed the test.
+            let outcome = catch_unwind(AssertUnwindSafe(|| body(wire)));
+            // The receiver is gone when another rank has failed the test.
             let _ = report.send((rank, outcome));
         });
     }

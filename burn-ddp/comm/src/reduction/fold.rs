@@ -1,14 +1,15 @@
 //! The loops over elements of known type.
 //!
-//! Two and four ranks of a type that converts one by one are summed in one pass over memory (`sum_two`, `sum_four`): these
-//! are the gradients of most runs, and a pass more is a time more. Everything else goes through blocks that stay in the
-//! first-level cache: a node of the tree is folded into accumulators, finished and rounded.
+//! Two and four ranks of a type that converts one by one are summed in one pass over memory (`sum_two`, `sum_four`,
+//! which are the tree written out): these are the gradients of most runs, and each further pass would take as long
+//! again. Everything else goes through blocks that stay in the first-level cache: a node of the tree is folded into
+//! accumulators, divided and rounded.
 
 use std::ops::Range;
 
 use super::element::{Accumulator, Element};
-use super::lanes::{Lanes, fastest};
-use super::tree::left_part;
+use super::order::{Node, halves};
+use super::simd::{Simd, run_vectorized};
 use crate::dtype::ReduceOp;
 
 /// Elements combined at a time: all intermediate results of a block stay in the first-level cache.
@@ -17,44 +18,41 @@ pub(super) const BLOCK: usize = 1024;
 /// Elements of half precision that are widened at a time beside a block.
 const WIDENED: usize = 256;
 
-/// Where a block's elements are.
-type At = Range<usize>;
-
-/// Accumulators for folding `ranks` leaves: a right branch needs a block of its own while the left result waits, one
-/// for each level.
-pub(super) fn room<A: Accumulator>(elements: usize, ranks: usize) -> Vec<A> {
+/// Accumulators for folding `ranks` leaves: the result, and one block for each level, in which a right branch is folded
+/// while the left result waits.
+pub(super) fn accumulators<A: Accumulator>(elements: usize, ranks: usize) -> Vec<A> {
     vec![A::default(); BLOCK.min(elements) * (1 + ranks.ilog2() as usize)]
 }
 
-/// The blocks of `elements` elements.
-pub(super) fn blocks(elements: usize) -> impl Iterator<Item = At> {
+/// The ranges of the blocks of `elements` elements.
+pub(super) fn block_ranges(elements: usize) -> impl Iterator<Item = Range<usize>> {
     (0..elements).step_by(BLOCK).map(move |start| start..elements.min(start + BLOCK))
 }
 
-/// Leaves in `result` the combination of the leaves `node`; `spare` is the rest of [`room`].
+/// Leaves in `result` the combination of the leaves `node`; `spare` is the rest of [`accumulators`].
 pub(super) fn fold<'l, T: Element>(
     op: ReduceOp,
-    node: Range<usize>,
+    node: Node,
     leaf: &impl Fn(usize) -> &'l [T],
     result: &mut [T::Acc],
     spare: &mut [T::Acc],
 ) {
     match node.len() {
         0 => {}
-        1 => fastest(
+        1 => run_vectorized(
             #[inline(always)]
-            |lanes| T::widen(lanes, leaf(node.start), result),
+            |simd| T::widen(simd, leaf(node.start), result),
         ),
         2 => combine_leaves(op, leaf(node.start), leaf(node.start + 1), result),
         _ => {
-            let middle = node.start + left_part(node.len());
-            fold(op, node.start..middle, leaf, result, spare);
-            if node.end - middle == 1 {
-                return combine_leaf(op, result, leaf(middle));
+            let (left, right) = halves(&node);
+            fold(op, left, leaf, result, spare);
+            if right.len() == 1 {
+                return combine_leaf(op, result, leaf(right.start));
             }
-            let (right, spare) = spare.split_at_mut(result.len());
-            fold(op, middle..node.end, leaf, right, spare);
-            combine(op, result, right);
+            let (folded, spare) = spare.split_at_mut(result.len());
+            fold(op, right, leaf, folded, spare);
+            combine(op, result, folded);
         }
     }
 }
@@ -71,7 +69,7 @@ macro_rules! with_operator {
     };
     (@ $operator:expr, $combined:ident => $loops:expr) => {{
         let $combined = $operator;
-        fastest(#[inline(always)] |lanes| $loops(lanes))
+        run_vectorized(#[inline(always)] |simd| $loops(simd))
     }};
 }
 
@@ -91,7 +89,7 @@ pub(super) fn combine_right<A: Accumulator>(op: ReduceOp, left: &[A], right: &mu
 
 /// Combines two leaves into `result`.
 fn combine_leaves<T: Element>(op: ReduceOp, left: &[T], right: &[T], result: &mut [T::Acc]) {
-    if T::SINGLY {
+    if T::CONVERTS_SINGLY {
         return with_operator!(op, T::Acc, combined => |_| {
             let both = left.iter().zip(right);
             result.iter_mut().zip(both).for_each(|(result, (left, right))| {
@@ -99,23 +97,23 @@ fn combine_leaves<T: Element>(op: ReduceOp, left: &[T], right: &[T], result: &mu
             });
         });
     }
-    fastest(
+    run_vectorized(
         #[inline(always)]
-        |lanes| T::widen(lanes, left, result),
+        |simd| T::widen(simd, left, result),
     );
     combine_leaf(op, result, right);
 }
 
 /// Combines `result`, on the left, with a leaf.
 fn combine_leaf<T: Element>(op: ReduceOp, result: &mut [T::Acc], leaf: &[T]) {
-    with_operator!(op, T::Acc, combined => |lanes: Lanes| {
-        if T::SINGLY {
+    with_operator!(op, T::Acc, combined => |simd: Simd| {
+        if T::CONVERTS_SINGLY {
             result.iter_mut().zip(leaf).for_each(|(left, right)| *left = combined(*left, right.wide()));
         } else {
             let mut wide = [T::Acc::default(); WIDENED];
             for (result, leaf) in result.chunks_mut(WIDENED).zip(leaf.chunks(WIDENED)) {
                 let wide = &mut wide[..leaf.len()];
-                T::widen(lanes, leaf, wide);
+                T::widen(simd, leaf, wide);
                 result.iter_mut().zip(wide).for_each(|(left, right)| *left = combined(*left, *right));
             }
         }
@@ -124,28 +122,30 @@ fn combine_leaf<T: Element>(op: ReduceOp, result: &mut [T::Acc], leaf: &[T]) {
 
 /// The last step of `ranks` ranks' reduction and the rounding.
 pub(super) fn finish<T: Element>(op: ReduceOp, ranks: usize, values: &mut [T::Acc], into: &mut [T]) {
-    fastest(
+    run_vectorized(
         #[inline(always)]
-        |lanes| {
+        |simd| {
             match op {
-                ReduceOp::Mean => values.iter_mut().for_each(|value| *value = value.divided(ranks).settled()),
-                _ => values.iter_mut().for_each(|value| *value = value.settled()),
+                ReduceOp::Mean => {
+                    values.iter_mut().for_each(|value| *value = value.divided(ranks).canonical())
+                }
+                _ => values.iter_mut().for_each(|value| *value = value.canonical()),
             }
-            T::narrow(lanes, values, into);
+            T::narrow(simd, values, into);
         },
     );
 }
 
 /// The sum or mean of two ranks in one pass; which of the two is `data` changes no bit of a sum.
 pub(super) fn sum_two<T: Element>(op: ReduceOp, data: &mut [T], other: &[T]) {
-    fastest(
+    run_vectorized(
         #[inline(always)]
         |_| match op {
             ReduceOp::Mean => data.iter_mut().zip(other).for_each(|(data, other)| {
-                *data = T::narrowed(data.wide().add(other.wide()).divided(2).settled());
+                *data = T::narrowed(data.wide().add(other.wide()).divided(2).canonical());
             }),
             _ => data.iter_mut().zip(other).for_each(|(data, other)| {
-                *data = T::narrowed(data.wide().add(other.wide()).settled());
+                *data = T::narrowed(data.wide().add(other.wide()).canonical());
             }),
         },
     );
@@ -153,7 +153,7 @@ pub(super) fn sum_two<T: Element>(op: ReduceOp, data: &mut [T], other: &[T]) {
 
 /// The sum or mean of four ranks in one pass: `data` and its sibling, and the two others.
 pub(super) fn sum_four<T: Element>(op: ReduceOp, data: &mut [T], sibling: &[T], others: [&[T]; 2]) {
-    fastest(
+    run_vectorized(
         #[inline(always)]
         |_| {
             let [third, fourth] = others;
@@ -161,11 +161,11 @@ pub(super) fn sum_four<T: Element>(op: ReduceOp, data: &mut [T], sibling: &[T], 
             match op {
                 ReduceOp::Mean => all.for_each(|((data, sibling), (third, fourth))| {
                     let (near, far) = (data.wide().add(sibling.wide()), third.wide().add(fourth.wide()));
-                    *data = T::narrowed(near.add(far).divided(4).settled());
+                    *data = T::narrowed(near.add(far).divided(4).canonical());
                 }),
                 _ => all.for_each(|((data, sibling), (third, fourth))| {
                     let (near, far) = (data.wide().add(sibling.wide()), third.wide().add(fourth.wide()));
-                    *data = T::narrowed(near.add(far).settled());
+                    *data = T::narrowed(near.add(far).canonical());
                 }),
             }
         },

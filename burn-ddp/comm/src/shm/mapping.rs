@@ -1,9 +1,9 @@
-//! A piece of memory that several processes of a host map.
+//! Memory that several processes of a host map.
 //!
-//! An anonymous file (`memfd_create`), because it has no name to collide or to leak: the kernel frees it with the last
-//! process that holds it, however that ends. All of it is reserved before anybody is told of it, so that a host without
-//! room says so at start-up and not by a bus error in the middle of a step, and its size is sealed, so that no process
-//! can cut it off under another.
+//! It is an anonymous file (`memfd_create`), which has no name to collide or to leak: the kernel frees it with the last
+//! process that holds it, however that process ends. All of it is reserved before a peer hears of it, so that a host
+//! without room is an error at start-up and not a bus error in the middle of a step. Its size is sealed, so that no
+//! process can truncate it under another.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,26 +18,26 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::error::{Error, Result};
 use crate::net::host::memory;
 
-/// The memory while it is mapped here.
-pub(super) struct SharedMemory {
+/// A shared anonymous file, mapped into this process.
+pub(crate) struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
     file: OwnedFd,
 }
 
-// SAFETY: it owns a mapping, which belongs to the process and not to a thread. Who reads and writes it when is the
-// business of its users, for which it only gives out a pointer.
-unsafe impl Send for SharedMemory {}
+// SAFETY: it owns a mapping, which belongs to the process and not to a thread, and only gives out a pointer: its users
+// answer for reads and writes.
+unsafe impl Send for Mapping {}
 
-impl SharedMemory {
-    /// `bytes` zeroed and reserved bytes.
+impl Mapping {
+    /// Reserves and maps `bytes` zeroed bytes.
     pub(super) fn reserve(bytes: usize) -> Result<Self> {
         let available = memory().available;
         let failed = |error: rustix::io::Errno| {
             let free = available.map_or(String::new(), |free| format!(", {free} are available"));
             Error::io(format!("cannot reserve {bytes} bytes of shared memory{free}"), error)
         };
-        // The kernel would not refuse: it takes memory from others until it kills one of them.
+        // The kernel would not refuse: it would take memory from other processes until it kills one.
         if available.is_some_and(|free| free < bytes as u64) {
             return Err(failed(rustix::io::Errno::NOSPC));
         }
@@ -75,16 +75,19 @@ impl SharedMemory {
         }
     }
 
-    pub(super) fn start(&self) -> NonNull<u8> {
+    /// Address of the first of `bytes` bytes, which is the size of the mapping.
+    pub(super) fn start(&self, bytes: usize) -> NonNull<u8> {
+        assert_eq!(self.bytes, bytes, "bytes of a mapping");
         self.start
     }
 
+    /// The file, to be sent to peers.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
-impl Drop for SharedMemory {
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping that `map` made; nothing that borrows from it outlives it.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
@@ -97,21 +100,21 @@ mod tests {
 
     #[test]
     fn what_one_writes_the_other_reads_and_the_size_is_fixed() {
-        let one = SharedMemory::reserve(8192).unwrap();
-        let other = SharedMemory::map(one.file().try_clone_to_owned().unwrap(), 8192).unwrap();
-        assert_ne!(one.start(), other.start());
-        // SAFETY: inside of both mappings, and nobody else knows them.
+        let one = Mapping::reserve(8192).unwrap();
+        let other = Mapping::map(one.file().try_clone_to_owned().unwrap(), 8192).unwrap();
+        assert_ne!(one.start(8192), other.start(8192));
+        // SAFETY: inside of both mappings, which nothing else uses.
         unsafe {
-            one.start().add(8191).write(7);
-            assert_eq!((other.start().add(8191).read(), other.start().read()), (7, 0));
+            one.start(8192).add(8191).write(7);
+            assert_eq!((other.start(8192).add(8191).read(), other.start(8192).read()), (7, 0));
         }
         assert!(rustix::fs::ftruncate(one.file(), 4096).is_err());
-        assert!(SharedMemory::map(one.file().try_clone_to_owned().unwrap(), 4096).is_err());
+        assert!(Mapping::map(one.file().try_clone_to_owned().unwrap(), 4096).is_err());
     }
 
     #[test]
     fn what_cannot_be_reserved_is_an_error_with_the_numbers() {
-        let error = SharedMemory::reserve(1 << 60).err().expect("no machine has so much").to_string();
+        let error = Mapping::reserve(1 << 60).err().expect("no machine has so much").to_string();
         assert!(error.contains(&(1u64 << 60).to_string()) && error.contains("available"), "{error}");
     }
 }

@@ -1,11 +1,14 @@
 //! The loops against the definition, and the definition against examples.
 
-use super::*;
-use crate::collective::element::Accumulator;
-use crate::collective::fold::BLOCK;
+use bytemuck::Pod;
 use half::{bf16, f16};
 
-fn reduced<T: bytemuck::Pod>(op: ReduceOp, dtype: DType, pieces: &[Vec<T>]) -> Vec<T> {
+use super::element::{Accumulator, Element, with_element};
+use super::fold::BLOCK;
+use super::*;
+use crate::dtype::{DType, ReduceOp};
+
+fn reduced<T: Pod>(op: ReduceOp, dtype: DType, pieces: &[Vec<T>]) -> Vec<T> {
     let mut out = pieces[0].clone();
     let pieces: Vec<&[u8]> = pieces.iter().map(|piece| bytemuck::cast_slice(piece)).collect();
     tree_reduce(op, dtype, &pieces, bytemuck::cast_slice_mut(&mut out)).unwrap();
@@ -22,7 +25,7 @@ fn defined<T: Element>(op: ReduceOp, pieces: &[Vec<T>]) -> Vec<T> {
     let element = |at: usize| {
         let values: Vec<T::Acc> = pieces.iter().map(|piece| piece[at].wide()).collect();
         let value = pairwise(&values, &combined).unwrap();
-        T::narrowed(if op == ReduceOp::Mean { value.divided(pieces.len()) } else { value }.settled())
+        T::narrowed(if op == ReduceOp::Mean { value.divided(pieces.len()) } else { value }.canonical())
     };
     if let [only] = pieces { only.clone() } else { (0..pieces[0].len()).map(element).collect() }
 }

@@ -1,46 +1,23 @@
-//! Reductions that are done in parts, in several places.
+//! Reductions whose nodes are computed in several places.
 //!
-//! A node of the tree (`tree.rs`) is a range of ranks, and its partial result depends on these ranks alone. So whoever
-//! has the data of a whole node can fold it and send the result, in the type that elements are combined in, instead of
-//! everybody's data: the bits stay those of the whole tree, because nothing is rounded in between. Recursive halving does
-//! so with pairs of ranks, a group over several hosts with the ranks of a host.
+//! A node of the tree (`order.rs`) is a range of ranks, and its partial result depends on these ranks alone. A rank
+//! that has the data of a whole node can therefore fold it and send the result instead of the data of all these ranks.
+//! Partial results travel in the type that elements are combined in, so nothing is rounded in between and the bits stay
+//! those of the whole tree. Recursive halving does so with pairs of ranks, a group over several hosts with the ranks of
+//! a host.
 //!
-//! Partial results are bytes too, aligned to 16 wherever they are: no accumulator needs more.
+//! Partial results are bytes too, always aligned to 16: no accumulator needs more.
 
 use std::ops::Range;
 
-use super::element::{Accumulator, Element, with_element};
-use super::fold::{blocks, combine, combine_right, finish, fold, room};
-use super::tree::{elements, elements_mut, left_part};
+use super::element::{Accumulator, Element, elements, elements_mut, with_element};
+use super::fold::{accumulators, block_ranges, combine, combine_right, finish, fold};
+use super::order::{Node, halves};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 
-/// The ranks below a node of the tree.
-pub(super) type Node = Range<usize>;
-
-/// The largest nodes of the tree over `world` ranks that have no other ranks than `members`, which are sorted; from left
-/// to right.
-pub(super) fn nodes_within(world: usize, members: &[usize]) -> Vec<Node> {
-    fn visit(node: Node, members: &[usize], found: &mut Vec<Node>) {
-        let inside = members.partition_point(|rank| *rank < node.end)
-            - members.partition_point(|rank| *rank < node.start);
-        if inside == node.len() {
-            found.push(node);
-        } else if inside > 0 {
-            let middle = node.start + left_part(node.len());
-            visit(node.start..middle, members, found);
-            visit(middle..node.end, members, found);
-        }
-    }
-    let mut found = Vec::new();
-    if world > 0 {
-        visit(0..world, members, &mut found);
-    }
-    found
-}
-
 /// Bytes of an element of a partial result.
-pub(super) fn partial_size(dtype: DType) -> usize {
+pub(crate) fn partial_size(dtype: DType) -> usize {
     with_element!(dtype, T => size_of::<<T as Element>::Acc>())
 }
 
@@ -48,7 +25,7 @@ pub(super) fn partial_size(dtype: DType) -> usize {
 ///
 /// # Errors
 /// `Config` for an empty node and for slices of other lengths or alignments.
-pub(super) fn reduce_node<'l>(
+pub(crate) fn reduce_node<'l>(
     op: ReduceOp,
     dtype: DType,
     node: Node,
@@ -66,8 +43,8 @@ pub(super) fn reduce_node<'l>(
             Ok(leaf)
         });
         let leaves = leaves.collect::<Result<Vec<&[T]>>>()?;
-        let mut spare = room(out.len(), leaves.len());
-        for at in blocks(out.len()) {
+        let mut spare = accumulators(out.len(), leaves.len());
+        for at in block_ranges(out.len()) {
             fold(op, 0..leaves.len(), &|index: usize| &leaves[index][at.clone()], &mut out[at.clone()], &mut spare);
         }
         Ok(())
@@ -78,7 +55,7 @@ pub(super) fn reduce_node<'l>(
 ///
 /// # Errors
 /// `Config` for slices of other lengths or alignments.
-pub(super) fn combine_siblings(
+pub(crate) fn combine_siblings(
     op: ReduceOp,
     dtype: DType,
     own: &mut [u8],
@@ -101,7 +78,7 @@ pub(super) fn combine_siblings(
 ///
 /// # Errors
 /// `Config` for nodes that are not the whole tree and for slices of other lengths or alignments.
-pub(super) fn complete(
+pub(crate) fn complete(
     op: ReduceOp,
     dtype: DType,
     world: usize,
@@ -121,9 +98,9 @@ pub(super) fn complete(
             Ok((node.clone(), values))
         });
         let partials = partials.collect::<Result<Vec<_>>>()?;
-        let mut room = room(out.len(), world);
-        for at in blocks(out.len()) {
-            let (result, spare) = room.split_at_mut(at.len());
+        let mut accumulators = accumulators(out.len(), world);
+        for at in block_ranges(out.len()) {
+            let (result, spare) = accumulators.split_at_mut(at.len());
             assemble(op, 0..world, &mut partials.iter(), &at, result, spare);
             finish(op, world, result, &mut out[at]);
         }
@@ -131,7 +108,7 @@ pub(super) fn complete(
     })
 }
 
-/// Whether `node` consists of the first of `partials`, which are taken off.
+/// Whether the first of `partials` make up `node`; removes them if so.
 fn tiled(node: Node, partials: &mut &[(Node, &[u8])]) -> bool {
     match partials {
         [(first, _), rest @ ..] if *first == node => {
@@ -140,8 +117,8 @@ fn tiled(node: Node, partials: &mut &[(Node, &[u8])]) -> bool {
         }
         _ if node.len() < 2 => false,
         _ => {
-            let middle = node.start + left_part(node.len());
-            tiled(node.start..middle, partials) && tiled(middle..node.end, partials)
+            let (left, right) = halves(&node);
+            tiled(left, partials) && tiled(right, partials)
         }
     }
 }
@@ -155,21 +132,21 @@ fn assemble<'p, A: Accumulator>(
     result: &mut [A],
     spare: &mut [A],
 ) {
-    if let Some(values) = taken(&node, partials) {
+    if let Some(values) = take_node(&node, partials) {
         return result.copy_from_slice(&values[at.clone()]);
     }
-    let middle = node.start + left_part(node.len());
-    assemble(op, node.start..middle, partials, at, result, spare);
-    if let Some(values) = taken(&(middle..node.end), partials) {
+    let (left, right) = halves(&node);
+    assemble(op, left, partials, at, result, spare);
+    if let Some(values) = take_node(&right, partials) {
         return combine(op, result, &values[at.clone()]);
     }
-    let (right, spare) = spare.split_at_mut(result.len());
-    assemble(op, middle..node.end, partials, at, right, spare);
-    combine(op, result, right);
+    let (folded, spare) = spare.split_at_mut(result.len());
+    assemble(op, right, partials, at, folded, spare);
+    combine(op, result, folded);
 }
 
-/// The partial result of `node` if it is the next one.
-fn taken<'p, A>(node: &Node, partials: &mut std::slice::Iter<'p, (Node, &'p [A])>) -> Option<&'p [A]> {
+/// Takes the next partial result if it is that of `node`.
+fn take_node<'p, A>(node: &Node, partials: &mut std::slice::Iter<'p, (Node, &'p [A])>) -> Option<&'p [A]> {
     let (first, values) = partials.as_slice().first()?;
     (first == node).then(|| {
         partials.next();
@@ -190,22 +167,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn a_hosts_ranks_are_few_nodes_where_they_stand_together() {
-        let nodes = |world, members: &[usize]| {
-            let nodes = nodes_within(world, members);
-            nodes.iter().map(|node| (node.start, node.end)).collect::<Vec<_>>()
-        };
-        assert_eq!(nodes(8, &[0, 1, 2, 3]), [(0, 4)]);
-        assert_eq!(nodes(8, &[2, 3, 4, 5]), [(2, 4), (4, 6)]);
-        assert_eq!(nodes(8, &[0, 2, 4, 6]), [(0, 1), (2, 3), (4, 5), (6, 7)]);
-        assert_eq!(nodes(5, &[0, 1, 2]), [(0, 3)]);
-        assert_eq!(nodes(6, &[3, 4, 5]), [(3, 6)]);
-        assert_eq!(nodes(6, &[0, 1, 2, 3, 4, 5]), [(0, 6)]);
-        assert_eq!(nodes(3, &[]), []);
-    }
-
-    #[test]
-    fn siblings_are_combined_in_order_whoever_owns_them() {
+    fn siblings_are_combined_in_order_on_both_sides() {
         // Only the left of two zeros stays.
         let (left, right) = ([0.0f32], [-0.0f32]);
         for own_first in [true, false] {

@@ -1,4 +1,4 @@
-//! How fast the loops are: `cargo test --release --lib -- --ignored --nocapture speed_of_the_loops`.
+//! Speed of the loops: `cargo test -p burn-ddp-comm --release --lib -- --ignored --nocapture speed_of_the_loops`.
 
 use std::time::Instant;
 

@@ -5,13 +5,15 @@
 //! are widened to an [`Accumulator`], combined there, and rounded once. Half precision is converted several at a
 //! time by the processor, and far slower one by one; all other types one by one, which compilers make vectors of.
 
-use bytemuck::Pod;
+use bytemuck::{Pod, PodCastError};
 use half::{bf16, f16};
 
-use super::lanes::Lanes;
+use super::simd::Simd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
 
-/// Runs an expression with `$T` standing for the Rust type of a [`DType`](crate::dtype::DType): the one place
-/// where a value becomes a type.
+/// Evaluates an expression with `$T` standing for the Rust type of a [`DType`]: the one place where a value becomes a
+/// type.
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -40,30 +42,30 @@ pub(super) trait Accumulator: Pod + Default {
     fn greatest(self, other: Self) -> Self;
     /// One `ranks`-th; integers round toward zero.
     fn divided(self, ranks: usize) -> Self;
-    /// The value as it leaves: all NaN become one, because which operand's payload an addition passes on is the
-    /// compiler's choice and may differ between the vectorized part of a block and its end.
-    fn settled(self) -> Self;
+    /// The value with one bit pattern for all NaN. Which operand's payload an addition passes on is the compiler's
+    /// choice, and may differ between the vectorized part of a block and its end.
+    fn canonical(self) -> Self;
 }
 
-/// A type that travels.
+/// A type of which data consists.
 pub(super) trait Element: Pod {
     type Acc: Accumulator;
 
-    /// Whether one by one is a good way to convert.
-    const SINGLY: bool = true;
+    /// Whether compilers make fast loops of conversions one by one.
+    const CONVERTS_SINGLY: bool = true;
 
     fn wide(self) -> Self::Acc;
 
-    /// Rounds a settled value; integers that do not fit wrap.
+    /// Rounds a canonical value; integers that do not fit wrap.
     fn narrowed(value: Self::Acc) -> Self;
 
     #[inline(always)]
-    fn widen(_: Lanes, values: &[Self], into: &mut [Self::Acc]) {
+    fn widen(_: Simd, values: &[Self], into: &mut [Self::Acc]) {
         into.iter_mut().zip(values).for_each(|(into, value)| *into = value.wide());
     }
 
     #[inline(always)]
-    fn narrow(_: Lanes, values: &[Self::Acc], into: &mut [Self]) {
+    fn narrow(_: Simd, values: &[Self::Acc], into: &mut [Self]) {
         into.iter_mut().zip(values).for_each(|(into, value)| *into = Self::narrowed(*value));
     }
 }
@@ -88,7 +90,7 @@ macro_rules! float_accumulator {
                 self / ranks as $float
             }
             #[inline(always)]
-            fn settled(self) -> Self {
+            fn canonical(self) -> Self {
                 if self.is_nan() { $float::NAN } else { self }
             }
         }
@@ -115,7 +117,7 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
     /// To the nearest, ties to even: half of the last place is added, and a little less where that place is even.
-    /// Too large values carry into infinity, and a settled NaN has nothing that could carry.
+    /// Too large values carry into infinity, and a canonical NaN has nothing that could carry.
     #[inline(always)]
     fn narrowed(value: f32) -> Self {
         let bits = value.to_bits();
@@ -126,7 +128,7 @@ impl Element for bf16 {
 
 impl Element for f16 {
     type Acc = f32;
-    const SINGLY: bool = false;
+    const CONVERTS_SINGLY: bool = false;
     fn wide(self) -> f32 {
         self.to_f32()
     }
@@ -134,12 +136,12 @@ impl Element for f16 {
         f16::from_f32(value)
     }
     #[inline(always)]
-    fn widen(lanes: Lanes, values: &[Self], into: &mut [f32]) {
-        lanes.widen_f16(values, into);
+    fn widen(simd: Simd, values: &[Self], into: &mut [f32]) {
+        simd.widen_f16(values, into);
     }
     #[inline(always)]
-    fn narrow(lanes: Lanes, values: &[f32], into: &mut [Self]) {
-        lanes.narrow_f16(values, into);
+    fn narrow(simd: Simd, values: &[f32], into: &mut [Self]) {
+        simd.narrow_f16(values, into);
     }
 }
 
@@ -163,7 +165,7 @@ macro_rules! integer_accumulator {
                 self / ranks as $wide
             }
             #[inline(always)]
-            fn settled(self) -> Self {
+            fn canonical(self) -> Self {
                 self
             }
         }
@@ -188,11 +190,30 @@ macro_rules! integer_element {
 }
 integer_element!(u8 -> i64, i32 -> i64, i64 -> i128);
 
+/// Whether `data` is aligned to elements of `dtype`.
+pub(crate) fn is_aligned(dtype: DType, data: &[u8]) -> bool {
+    // The pointer of an empty slice may be anything.
+    data.is_empty() || with_element!(dtype, T => data.as_ptr().cast::<T>().is_aligned())
+}
+
+/// `bytes` as elements of `dtype`, or as its accumulators.
+pub(super) fn elements<T: Pod>(dtype: DType, bytes: &[u8]) -> Result<&[T]> {
+    bytemuck::try_cast_slice(bytes).map_err(|error| unusable(dtype, error))
+}
+
+/// Like [`elements`], for writing.
+pub(super) fn elements_mut<T: Pod>(dtype: DType, bytes: &mut [u8]) -> Result<&mut [T]> {
+    bytemuck::try_cast_slice_mut(bytes).map_err(|error| unusable(dtype, error))
+}
+
+fn unusable(dtype: DType, error: PodCastError) -> Error {
+    Error::config(format!("a buffer cannot be read as {dtype}: {error}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::lanes::{fastest, plain};
-    use crate::dtype::DType;
+    use crate::reduction::simd::{run_portable, run_vectorized};
 
     #[test]
     fn dispatch_knows_the_size_of_every_type() {
@@ -223,7 +244,7 @@ mod tests {
             // Every pattern near a tie, and scattered ones.
             bits =
                 if step < 0x2_0000 { (step << 15) | (step & 1) } else { bits.wrapping_mul(747_796_405) + 1 };
-            let value = f32::from_bits(bits).settled();
+            let value = f32::from_bits(bits).canonical();
             let (got, expected) = (bf16::narrowed(value), bf16::from_f32(value));
             assert_eq!(got.to_bits(), expected.to_bits(), "{value} ({bits:#x})");
             assert_eq!(got.wide().to_bits(), expected.to_f32().to_bits());
@@ -231,25 +252,25 @@ mod tests {
     }
 
     #[test]
-    fn half_precision_is_converted_alike_with_any_lanes() {
+    fn half_precision_is_converted_alike_with_and_without_simd() {
         let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
         let mut expected: Vec<f32> = halves.iter().map(|half| half.to_f32()).collect();
         for count in [0, 1, 7, 8, 9, halves.len()] {
             let mut wide = vec![0.0; count];
-            fastest(|lanes| f16::widen(lanes, &halves[..count], &mut wide));
+            run_vectorized(|simd| f16::widen(simd, &halves[..count], &mut wide));
             let same = |wide: &[f32]| wide.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same(&wide));
-            plain(|lanes| f16::widen(lanes, &halves[..count], &mut wide));
+            run_portable(|simd| f16::widen(simd, &halves[..count], &mut wide));
             assert!(same(&wide));
         }
         // Values between the halves, where rounding matters.
         for value in &mut expected {
-            *value = f32::from_bits(value.to_bits() + (value.to_bits() >> 7) % 0x2001).settled();
+            *value = f32::from_bits(value.to_bits() + (value.to_bits() >> 7) % 0x2001).canonical();
         }
         for count in [0, 1, 7, 8, 9, halves.len()] {
             let (mut narrow, mut slow) = (vec![f16::ZERO; count], vec![f16::ZERO; count]);
-            fastest(|lanes| f16::narrow(lanes, &expected[..count], &mut narrow));
-            plain(|lanes| f16::narrow(lanes, &expected[..count], &mut slow));
+            run_vectorized(|simd| f16::narrow(simd, &expected[..count], &mut narrow));
+            run_portable(|simd| f16::narrow(simd, &expected[..count], &mut slow));
             assert!(narrow.iter().zip(slow).all(|(a, b)| a.to_bits() == b.to_bits()));
             for (got, value) in narrow.iter().zip(&expected) {
                 assert_eq!(got.to_bits(), f16::from_f32(*value).to_bits(), "{value}");
