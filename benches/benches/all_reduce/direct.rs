@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn_ddp_comm::collective::Collectives;
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::group::{Connection, connect};
-use burn_ddp_comm::rendezvous::local_address;
+use burn_ddp_comm::net::address::local_address;
 use burn_ddp_comm::store::{Store, TcpStore};
 use burn_ddp::{DType, GroupOptions, Rank, RankInfo, ReduceOp, Result};
 use burn_ddp_benches::pattern::Pattern;
