@@ -4,11 +4,11 @@ use burn_ddp::deadline::Deadline;
 use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
 use burn_ddp_nccl::{NcclComm, Span};
 
+use super::node::{Buffer, LIMIT, Node};
 use crate::fake::{self, Script};
 use crate::harness::{Case, Launch, argument};
-use crate::node::{Buffer, LIMIT, Node};
 
-pub const CASES: &[(&str, Case)] = &[("collectives", collectives), ("order", order)];
+pub const CASES: &[(&str, Case)] = &[("communicator collectives", collectives), ("order", order)];
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max];
 
@@ -200,7 +200,7 @@ fn every_collective_dtype_and_reduction() {
         // Out of place: 8 of all_reduce and 2 of each reduce_scatter for an op; in place: half.
         let ops = OPS.len() * (8 + 2 * 4);
         let checks = DType::ALL.len() * (ops + ops / 2 + 2 * (2 * world_size + 3));
-        for counted in Launch::new("collectives", world_size).argument(busy).succeed() {
+        for counted in Launch::new("communicator collectives", world_size).argument(busy).succeed() {
             assert_eq!(counted, checks.to_string(), "{world_size} ranks");
         }
     }

@@ -9,9 +9,9 @@ use burn_ddp_nccl::library::RawStream;
 use burn_ddp_nccl::{NcclComm, Queue, Span};
 use rustix::process::Signal;
 
+use super::node::{Buffer, LIMIT, Node};
 use crate::fake::{self, FakeQueue, Script, Step};
 use crate::harness::{Case, Launch, Outcome, Ranks, argument, mark, tell};
-use crate::node::{Buffer, LIMIT, Node};
 
 pub const CASES: &[(&str, Case)] = &[
     ("scripted", scripted),

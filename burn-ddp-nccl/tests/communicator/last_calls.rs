@@ -6,9 +6,9 @@ use burn_ddp::deadline::Deadline;
 use burn_ddp::{DType, ErrorKind, ReduceOp, Result};
 use burn_ddp_nccl::Span;
 
+use super::node::{Buffer, LIMIT, Node};
 use crate::fake::{self, Script, Step};
 use crate::harness::{Case, Launch};
-use crate::node::{Buffer, LIMIT, Node};
 
 pub const CASES: &[(&str, Case)] = &[("stuck in the last call", stuck_in_the_last_call)];
 

@@ -7,10 +7,10 @@ use burn_ddp::transport::Liveness;
 use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
 use burn_ddp_nccl::{NcclComm, Span, UniqueId};
 
-use crate::failures::freed;
+use super::failures::freed;
+use super::node::{Buffer, LIMIT};
 use crate::fake::{self, FakeQueue, Script, Step, symbols};
 use crate::harness::{Case, Launch};
-use crate::node::{Buffer, LIMIT};
 
 pub const CASES: &[(&str, Case)] = &[("states", states)];
 

@@ -4,7 +4,7 @@
 //! the stream only when a group has settled, errors that show later, waits without end. A [`Script`] says which; the
 //! [`log`] says what was called and in which order. "Device memory" is any memory of the process, the stream is a
 //! [`FakeQueue`]. State is the process's, as NCCL's is: ranks are processes, and one case has the fake for itself.
-#![allow(unsafe_code, dead_code, reason = "a table of C functions; each test binary uses its part")]
+#![allow(unsafe_code, reason = "a table of C functions")]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

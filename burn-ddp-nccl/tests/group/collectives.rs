@@ -6,8 +6,8 @@ use burn::tensor::{DType, FloatDType, Int, IntDType, Tensor, TensorData};
 use burn_ddp::communicator::AnyTensor;
 use burn_ddp::{ProcessGroup, Rank, ReduceOp, Result};
 
+use super::host::{B, events, group, into_data, numbers};
 use crate::harness::{Case, Launch};
-use crate::host::{B, events, group, into_data, numbers};
 
 pub const CASES: &[(&str, Case)] =
     &[("collectives", collectives), ("split", split), ("in flight", in_flight), ("left", left)];

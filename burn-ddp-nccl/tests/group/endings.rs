@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use burn::tensor::Tensor;
 use burn_ddp::{ReduceOp, Result};
 
+use super::host::{B, PANIC_AT_MARK, events, group};
 use crate::fake::{self, Script, Step};
 use crate::harness::{Case, Launch};
-use crate::host::{B, PANIC_AT_MARK, events, group};
 
 pub const CASES: &[(&str, Case)] = &[
     ("idle", idle),

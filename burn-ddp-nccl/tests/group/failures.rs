@@ -7,9 +7,9 @@ use burn_ddp::communicator::AnyTensor;
 use burn_ddp::{ProcessGroup, Rank, ReduceOp, Result};
 use rustix::process::Signal;
 
+use super::host::{B, events, group};
 use crate::fake::{self, Script, Step};
 use crate::harness::{Case, Launch, Outcome, argument, mark};
-use crate::host::{B, events, group};
 
 pub const CASES: &[(&str, Case)] = &[
     ("disagreement", disagreement),

@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 use burn_ddp::{CommunicatorKind, Error, RankInfo, ReduceOp, Result};
 use burn_ddp_nccl::library::Version;
 
+use super::host::{B, VERSION, events, over_fake, over_fake_wishing};
 use crate::fake::{self, Script, Step};
 use crate::harness::{Case, Launch, Outcome, argument};
-use crate::host::{B, VERSION, events, over_fake, over_fake_wishing};
 
 pub const CASES: &[(&str, Case)] = &[("startup", startup)];
 

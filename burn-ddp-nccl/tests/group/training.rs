@@ -8,8 +8,8 @@ use burn::tensor::{Tensor, TensorData};
 use burn_autodiff::Autodiff;
 use burn_ddp::{MicroStep, Replica, ReplicaOptions, Result};
 
+use super::host::{B as Inner, group};
 use crate::harness::{Case, Launch};
-use crate::host::{B as Inner, group};
 
 pub const CASES: &[(&str, Case)] = &[("training", training)];
 

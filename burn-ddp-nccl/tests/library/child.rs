@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use burn_ddp_nccl::library::Library;
 
-use crate::real;
+use super::real;
 
 /// Names the file that the child writes its answer to.
 const ANSWER: &str = "BURN_DDP_TEST_ANSWER";
@@ -56,7 +56,7 @@ fn answer(text: String) {
 
 /// What `Library::load` finds in `environment`: the path and version, or the exit code and text of the error.
 pub fn load(environment: &[(&str, &Path)]) -> Result<(String, String), (i32, String)> {
-    let text = run("child::load_process", environment);
+    let text = run("library::child::load_process", environment);
     let (kind, rest) = text.split_once('\n').expect("an answer");
     let (head, tail) = rest.split_once('\n').expect("two values");
     match kind {
@@ -77,7 +77,7 @@ fn load_process() {
 /// Checks the real library at `file` where no device is visible.
 pub fn init_without_device(file: &Path) {
     let environment = [("BURN_DDP_NCCL_LIB", file), ("CUDA_VISIBLE_DEVICES", "".as_ref())];
-    assert_eq!(run("child::init_process", &environment), "checked");
+    assert_eq!(run("library::child::init_process", &environment), "checked");
 }
 
 #[test]
