@@ -1,4 +1,4 @@
-//! This program run again, in an environment of the test's choice.
+//! Runs this program again, in an environment of the test's choice.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,7 +9,7 @@ use burn_ddp_nccl::library::Library;
 
 use super::real;
 
-/// Names the file that the child writes its answer to.
+/// Environment variable with the file to which the child writes its answer.
 const ANSWER: &str = "BURN_DDP_TEST_ANSWER";
 const LIMIT: Duration = Duration::from_secs(25);
 
@@ -54,7 +54,7 @@ fn answer(text: String) {
     std::fs::write(file, text).expect("the answer");
 }
 
-/// What `Library::load` finds in `environment`: the path and version, or the exit code and text of the error.
+/// The outcome of `Library::load` in `environment`: path and version, or exit code and text of the error.
 pub fn load(environment: &[(&str, &Path)]) -> Result<(String, String), (i32, String)> {
     let text = run("library::child::load_process", environment);
     let (kind, rest) = text.split_once('\n').expect("an answer");

@@ -1,4 +1,4 @@
-//! What a real NCCL does on a machine without a device. `BURN_DDP_TEST_NCCL` names it.
+//! A real NCCL on a machine without a device; `BURN_DDP_TEST_NCCL` names its file.
 
 use std::ffi::c_int;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Where NCCL is found, and what is refused.
+//! The places where NCCL is found, and the libraries that are refused.
 
 use std::path::Path;
 
@@ -96,7 +96,7 @@ fn no_library_is_a_line_with_everything_that_was_tried() {
 #[test]
 fn a_variable_that_names_no_library_is_the_error() {
     let names = without_nccl();
-    // The linker would wait for somebody to write into it.
+    // From a pipe the linker would read until there is a writer.
     let pipe = names.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
     for file in [Path::new("/none/libnccl.so.2"), &names.path().join("libnccl.so.2"), names.path(), &pipe] {

@@ -9,7 +9,7 @@ use burn_ddp::deadline::Deadline;
 use burn_ddp::transport::Liveness;
 use burn_ddp::{DType, Error, ErrorKind, ProcessGroup, ReduceOp, Result};
 use burn_ddp_nccl::library::Library;
-use burn_ddp_nccl::{CudaQueue, NcclComm, Span, UniqueId};
+use burn_ddp_nccl::{CudaStream, NcclComm, Span, UniqueId};
 use cudarc::driver::result::{
     ctx, free_sync, malloc_sync, memcpy_dtoh_sync, memcpy_htod_sync, memset_d8_sync,
 };
@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// A communicator with memory to reduce from and to.
 pub(crate) struct Raw {
-    // Memory goes before the communicator, whose queue keeps the device's context.
+    // Memory goes before the communicator, whose stream keeps the device's context.
     send: Memory,
     recv: Memory,
     comm: NcclComm,
@@ -44,13 +44,13 @@ impl Raw {
         };
         let id = UniqueId::from_bytes(&group.all_gather_bytes(mine)?[0])?;
         // From here on this thread has the context of the device.
-        let queue = Box::new(CudaQueue::new(ordinal)?);
+        let stream = Box::new(CudaStream::new(ordinal)?);
         let (send, recv) = (Memory::new(bytes)?, Memory::new(bytes)?);
         let world_size = group.world_size();
         let (liveness, deadline) = (Liveness::new(world_size), Deadline::after(LIMIT));
-        // SAFETY: the table is NCCL's own, and the queue is one of the device that is current on this thread.
+        // SAFETY: the table is NCCL's own, and the stream is of the device that is current on this thread.
         let comm =
-            unsafe { NcclComm::connect(symbols, &id, group.rank(), world_size, queue, liveness, deadline)? };
+            unsafe { NcclComm::connect(symbols, &id, group.rank(), world_size, stream, liveness, deadline)? };
         Ok(Self { send, recv, comm })
     }
 

@@ -1,25 +1,27 @@
 //! NCCL's communicator, of which every wait ends.
 //!
-//! NCCL by itself waits for ever: for a rank that ran out of memory in its start, for a peer that died in a collective,
-//! for an abort that one rank alone has called. So it is used in its non-blocking mode only. Each call is begun here and
-//! then polled, and between two polls this module looks at the deadline and at [`Liveness`], where the control channel
-//! says over TCP what NCCL does not notice. Whatever goes wrong first is the cause: it is told to the other ranks through
-//! `Liveness` (never through NCCL, which may be what is stuck), it aborts the communicator, and each later call returns
-//! it.
+//! NCCL by itself waits for ever: for a rank that ran out of memory at its start, for a peer that died in a collective,
+//! for the abort of the other ranks. So it is used in its non-blocking mode only. A call is started here and then polled,
+//! and between two polls this module checks the deadline and [`Liveness`], in which the control channel reports over TCP
+//! what NCCL does not notice.
 //!
-//! A communicator lives on one thread. That thread begins, waits and aborts, so no two calls of NCCL ever meet on one
-//! communicator, and nothing here has to be `Send`. Others end a wait by [`Liveness::fail`].
+//! The first error is the cause. It is told to the other ranks through `Liveness` (never through NCCL, which may be what is
+//! stuck), the communicator is aborted, and each later call returns the same error.
 //!
-//! Two calls of NCCL cannot be polled: abort and destroy, which within a host wait for the peers to let go as well. They
-//! are given a thread and three seconds, and what they may still use is then left to them for ever
+//! ```text
+//! connect --> ready --start_*--> in flight --wait--> ready
+//!               |                    |
+//!               |                    +--- first error or abort() --> failed: holds the cause, communicator aborted
+//!               +---- first error or abort() ---------------------->
+//!               +---- finish() -------------------------------------> finished: communicator destroyed
+//! ```
+//!
+//! A communicator lives on one thread. That thread starts, waits and aborts, so no two calls of NCCL overlap on one
+//! communicator, and nothing here has to be `Send`. Other threads end a wait by [`Liveness::fail`].
+//!
+//! Two calls of NCCL cannot be polled: abort and destroy, which within a host wait for the peers to do the same. Each runs
+//! on a thread of its own and is waited for three seconds. After that the memory that it may still use is leaked
 //! ([`is_released`](NcclComm::is_released)).
-//!
-//! | state | what it holds | next |
-//! | --- | --- | --- |
-//! | ready | a communicator | in flight, failed, finished |
-//! | in flight | and a collective that was started | ready by [`wait`](NcclComm::wait), failed |
-//! | failed | the first cause; the communicator is aborted | |
-//! | finished | nothing; the communicator is destroyed | |
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -31,35 +33,35 @@ use burn_ddp::deadline::Deadline;
 use burn_ddp::transport::Liveness;
 use burn_ddp::{Error, ErrorKind, Rank, Result};
 
-use crate::UniqueId;
-use crate::queue::Queue;
+use crate::stream::Stream;
 use crate::symbols::{Config, RawComm, Symbols};
+use crate::unique_id::UniqueId;
 
+mod collectives;
 mod poll;
-mod start;
 
-pub use start::Span;
+pub use collectives::Span;
 
-/// Time for NCCL to clean up in a drop.
-const FINALIZE: Duration = Duration::from_secs(5);
+/// Longest wait for `ncclCommFinalize`.
+const FINALIZE_LIMIT: Duration = Duration::from_secs(5);
 
-/// One rank's end of an NCCL communicator. See the [module documentation](self).
+/// One rank's end of an NCCL communicator, of which every wait ends. It stays on the thread that connected it.
 pub struct NcclComm {
     symbols: Symbols,
     /// Null when there is nothing to abort or to destroy.
     comm: RawComm,
     rank: Rank,
     world_size: usize,
-    queue: ManuallyDrop<Box<dyn Queue>>,
+    stream: ManuallyDrop<Box<dyn Stream>>,
     liveness: Liveness,
     state: State,
-    /// NCCL uses nothing of ours any more once the communicator is gone.
+    /// Cleared when an abort or destroy has not returned in time, so that NCCL may still use stream and memory.
     released: bool,
 }
 
 enum State {
     Ready,
-    /// The name of what was started.
+    /// A call was started; its name.
     InFlight(&'static str),
     Failed(Error),
     Finished,
@@ -76,14 +78,13 @@ impl NcclComm {
     ///
     /// # Safety
     ///
-    /// `symbols` are NCCL's or keep its contract, and `queue` is a stream of this thread's current device, which NCCL may
-    /// use for as long as the communicator lives.
+    /// `symbols` are NCCL's or keep its contract, and `stream` is one of this thread's current device.
     pub unsafe fn connect(
         symbols: Symbols,
         id: &UniqueId,
         rank: Rank,
         world_size: usize,
-        queue: Box<dyn Queue>,
+        stream: Box<dyn Stream>,
         liveness: Liveness,
         deadline: Deadline,
     ) -> Result<Self> {
@@ -95,20 +96,20 @@ impl NcclComm {
             return Err(Error::config(format!("{rank} of {world_size}: ranks go from 0 to {}", ranks - 1)));
         }
         let state = State::InFlight(CONNECT);
-        let (comm, queue) = (ptr::null_mut(), ManuallyDrop::new(queue));
-        let mut this = Self { symbols, comm, rank, world_size, queue, liveness, state, released: true };
+        let (comm, stream) = (ptr::null_mut(), ManuallyDrop::new(stream));
+        let mut this = Self { symbols, comm, rank, world_size, stream, liveness, state, released: true };
         this.check_peers(CONNECT)?;
         let (mut comm, mut config) = (ptr::null_mut(), Config::new());
         // SAFETY: of the caller; both places that NCCL writes to live until it has connected or was aborted.
         let code = unsafe { (symbols.comm_init_rank_config)(&mut comm, ranks, *id, number, &mut config) };
         this.comm = comm;
-        if let Some(error) = this.refused(CONNECT, code) {
-            // NCCL 2.23 to 2.30 leave the group open that the call makes for itself. Without one this call is refused.
+        if let Some(error) = this.call_error(CONNECT, code) {
+            // NCCL 2.23 to 2.30 leave the group open that the call makes for itself. If none is open, NCCL refuses this end.
             // SAFETY: no group of ours is open.
             unsafe { (symbols.group_end)() };
             return Err(this.fail(error));
         }
-        this.until(CONNECT, deadline, |this| this.settled(CONNECT))?;
+        this.poll_or_fail(CONNECT, deadline, |this| this.is_settled(CONNECT))?;
         this.state = State::Ready;
         Ok(this)
     }
@@ -123,11 +124,11 @@ impl NcclComm {
         self.world_size
     }
 
-    /// Waits until the collective that was started is done and its memory may be used. Without one it returns at once.
+    /// Waits until the collective in flight is done and its memory may be used. Returns at once if there is none.
     ///
     /// # Errors
     ///
-    /// `Timeout` at `deadline` (a second later, in which a peer may have said who is late), `Device` with what NCCL or
+    /// `Timeout` at `deadline` (a second later, for a peer to report who is late), `Device` with what NCCL or
     /// the device reports, the cause for which [`Liveness`] ends the group, or the first cause of an earlier call.
     pub fn wait(&mut self, deadline: Deadline) -> Result<()> {
         let what = match &self.state {
@@ -135,24 +136,24 @@ impl NcclComm {
             State::Failed(cause) => return Err(cause.clone()),
             State::Ready | State::Finished => return Ok(()),
         };
-        let mut marked = false;
-        self.until(what, deadline, |this| {
-            if !this.settled(what)? {
+        let mut recorded = false;
+        self.poll_or_fail(what, deadline, |this| {
+            if !this.is_settled(what)? {
                 return Ok(false);
             }
-            // Not before: NCCL enqueues behind the call's back, and a mark in front of its work is reached too early.
-            if !marked {
-                this.queue.mark().map_err(|error| this.blame(what, &error))?;
-                marked = true;
+            // Not before: NCCL enqueues in the background, and an event in front of its work would be reached too early.
+            if !recorded {
+                this.stream.record().map_err(|error| this.in_context(what, &error))?;
+                recorded = true;
             }
-            this.queue.reached().map_err(|error| this.blame(what, &error))
+            this.stream.is_reached().map_err(|error| this.in_context(what, &error))
         })?;
         self.state = State::Ready;
         Ok(())
     }
 
-    /// Gives up, here and, by [`Liveness`], on all ranks: what is in flight ends, its memory is free. Does nothing after
-    /// an error, after another abort, or after [`finish`](NcclComm::finish).
+    /// Aborts the communicator and, by [`Liveness`], the group on all ranks. A collective in flight ends, and its memory may
+    /// be used. Does nothing after an error, after another abort, or after [`finish`](NcclComm::finish).
     pub fn abort(&mut self) {
         if self.is_open() {
             let cause = Error::new(ErrorKind::Aborted, format!("{} aborted its communicator", self.rank));
@@ -160,7 +161,7 @@ impl NcclComm {
         }
     }
 
-    /// The first cause, after an error. Asks NCCL and [`Liveness`] before it says that there is none.
+    /// The first cause, if the communicator has failed. Checks NCCL and [`Liveness`] before it returns `None`.
     pub fn error(&mut self) -> Option<Error> {
         let what = match &self.state {
             State::Failed(cause) => return Some(cause.clone()),
@@ -169,18 +170,18 @@ impl NcclComm {
             State::Ready => "the communicator",
         };
         let found = self.check_peers(what).err();
-        found.or_else(|| self.settled(what).err().map(|error| self.fail(error)))
+        found.or_else(|| self.is_settled(what).err().map(|error| self.fail(error)))
     }
 
-    /// Takes leave of NCCL: `ncclCommFinalize`, then `ncclCommDestroy`. All ranks should call it; a drop does.
+    /// Finalizes and destroys NCCL's communicator. All ranks should call it; a drop does.
     ///
     /// # Errors
     ///
-    /// The first cause of an earlier call; what NCCL reports; `Timeout` after five seconds, three more for the last call. The communicator is then
-    /// aborted, but the other ranks are not told: all results are there. `Aborted`, on all ranks, while a collective is
-    /// in flight.
+    /// The first cause of an earlier call, an error that NCCL reports, or `Timeout`: five seconds for `ncclCommFinalize`,
+    /// three more for `ncclCommDestroy`. The communicator is then aborted, but the other ranks are not told, since no
+    /// result is missing. `Aborted`, on all ranks, while a collective is in flight.
     pub fn finish(&mut self) -> Result<()> {
-        const FINALIZE_CALL: &str = "finalize";
+        const FINALIZE: &str = "finalize";
         match &self.state {
             State::Finished => return Ok(()),
             State::Failed(cause) => return Err(cause.clone()),
@@ -188,26 +189,26 @@ impl NcclComm {
                 let text = format!("{} left while {what} was in flight: wait for it first", self.rank);
                 return Err(self.fail(Error::new(ErrorKind::Aborted, text)));
             }
-            State::Ready => self.check_peers(FINALIZE_CALL)?,
+            State::Ready => self.check_peers(FINALIZE)?,
         }
         // SAFETY: the communicator is there and has nothing in flight.
         let code = unsafe { (self.symbols.comm_finalize)(self.comm) };
-        let outcome = self.refused(FINALIZE_CALL, code).map_or(Ok(()), Err).and_then(|()| {
-            let settled = |this: &mut Self| this.settled(FINALIZE_CALL);
-            self.poll(FINALIZE_CALL, Deadline::after(FINALIZE), settled)
+        let outcome = self.call_error(FINALIZE, code).map_or(Ok(()), Err).and_then(|()| {
+            let settled = |this: &mut Self| this.is_settled(FINALIZE);
+            self.poll(FINALIZE, Deadline::after(FINALIZE_LIMIT), settled)
         });
         if let Err(error) = outcome {
-            self.free();
+            self.abort_comm();
             self.state = State::Failed(error.clone());
             return Err(error);
         }
         self.state = State::Finished;
         let destroy = self.symbols.comm_destroy;
-        self.let_go("destroy", destroy).map_or(Ok(()), Err)
+        self.run_last_call("destroy", destroy).map_or(Ok(()), Err)
     }
 
-    /// Whether memory that was given to a collective may be used again after an error. Not so when NCCL has not come back
-    /// from an abort: then it must stay as it is until the process ends.
+    /// Whether memory that was given to a collective may be used again after an error. It is false when NCCL has not
+    /// returned from an abort: the memory must then stay valid until the process ends.
     pub fn is_released(&self) -> bool {
         self.released
     }
@@ -226,7 +227,7 @@ impl Drop for NcclComm {
         }
         if self.released {
             // SAFETY: dropped once, here, and the communicator that used it is gone.
-            unsafe { ManuallyDrop::drop(&mut self.queue) };
+            unsafe { ManuallyDrop::drop(&mut self.stream) };
         }
     }
 }
