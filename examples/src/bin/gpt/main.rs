@@ -17,8 +17,8 @@
 //! `--layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 --batch-size 1` is the smallest GPT-2, of 124 million
 //! parameters.
 //!
-//! Read [`train`] first: what a training loop for one process has to change is there. [`plan`] cuts the global batch,
-//! [`text`] and [`model`] know nothing of processes, [`optimizer`], [`log`] and [`args`] are what any trainer has.
+//! Read [`train`] first: it has everything that a training loop for one process must change. [`plan`] cuts the global batch;
+//! [`text`] and [`model`] do not depend on processes; [`optimizer`], [`log`] and [`args`] are those of any trainer.
 
 pub(crate) mod args;
 pub(crate) mod log;
@@ -31,7 +31,7 @@ pub(crate) mod train;
 use std::process::ExitCode;
 
 use burn_ddp::Result;
-use burn_ddp_examples::{Place, exit_code, launcher, log_to_stderr, place};
+use burn_ddp_examples::{Role, exit_code, launcher, log_to_stderr, role};
 use clap::Parser;
 
 use args::Args;
@@ -39,15 +39,15 @@ use plan::Plan;
 use train::Training;
 
 fn run(args: &Args) -> Result<()> {
-    match place(args.nproc)? {
-        Place::Launcher(nproc) => {
-            // What is wrong is said once, before anything is started.
+    match role(args.processes.nproc)? {
+        Role::Launcher(nproc) => {
+            // Errors are reported once, before a process is started.
             Plan::new(args, nproc)?;
             launcher(nproc).run()
         }
-        Place::Rank(info) => {
+        Role::Rank(info) => {
             let plan = Plan::new(args, info.world_size)?;
-            args.backend.run(Training { args, plan: &plan })
+            args.processes.backend.run(Training { args, plan: &plan })
         }
     }
 }

@@ -1,4 +1,4 @@
-//! NCCL without anything of Burn around it: device memory and a communicator.
+//! NCCL without Burn: device memory and a communicator.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -37,7 +37,7 @@ impl Raw {
         bytes: usize,
     ) -> Result<Self> {
         let symbols = library.symbols();
-        // All come out of the group, rank 0's is used.
+        // Every rank gets all ids; rank 0's is used.
         let mine = match group.rank().is_root() {
             true => UniqueId::new(&symbols)?.as_bytes().to_vec(),
             false => Vec::new(),
@@ -54,7 +54,7 @@ impl Raw {
         Ok(Self { send, recv, comm })
     }
 
-    /// Puts `values` where they are reduced from, and bytes that are no number where the sum goes.
+    /// Writes `values` into the input, and bytes that are no number into the output.
     pub(crate) fn fill(&mut self, values: &[f32]) -> Result<()> {
         self.send.holds(values.len())?;
         // SAFETY: both have room for `values`, and nothing is in flight.
@@ -71,7 +71,7 @@ impl Raw {
     pub(crate) fn all_reduce(&mut self, count: usize) -> Result<()> {
         self.send.holds(count)?;
         let (send, recv) = (self.send.address as *const c_void, self.recv.address as *mut c_void);
-        // SAFETY: memory of this device with room for `count` elements, touched by nobody before the wait is over. On an
+        // SAFETY: memory of this device with room for `count` elements, which nothing else uses before the wait is over. On an
         // error the communicator has been aborted.
         unsafe {
             self.comm.start_all_reduce(&[Span { send, recv, count }], DType::F32, ReduceOp::Sum)?;
@@ -89,7 +89,7 @@ impl Raw {
         Ok(values)
     }
 
-    /// Takes leave of the other ranks.
+    /// Finalizes the communicator.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.comm.finish()
     }
@@ -120,8 +120,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // The process is about to end: nobody needs an error.
-        // SAFETY: allocated by `new`, freed here only, in nobody's use: each all-reduce is waited for or aborted.
+        // The process is about to end, so an error does not matter.
+        // SAFETY: allocated by `new`, freed here only, and not in use: each all-reduce is waited for or aborted.
         let _ = unsafe { free_sync(self.address) };
     }
 }
