@@ -25,7 +25,7 @@ pub(crate) struct Plan {
     pub(crate) places: Vec<Range<usize>>,
     /// The range of each result.
     results: Vec<Range<usize>>,
-    /// What NCCL is given: the offsets `send` and `recv`, and the elements sent.
+    /// The span for NCCL: the offsets `send` and `recv`, and the elements sent.
     send: usize,
     recv: usize,
     count: usize,

@@ -8,7 +8,7 @@ use burn::tensor::backend::Backend;
 use burn_ddp::Result;
 use burn_ddp::communicator::AnyTensor;
 
-/// How NCCL reaches the tensors of backend `B`.
+/// Access to the device memory of tensors of backend `B`.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! What a training program calls: the GPU of a rank, and the process group whose tensors NCCL reduces.
+//! The functions that a training program calls: for the GPU of a rank, and for the process group whose tensors NCCL reduces.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use crate::device::DeviceInfo;
 use crate::library::Version;
 
-/// What one rank tells the others before NCCL connects them.
+/// The facts that one rank tells the others before NCCL connects them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) host: String,
     pub(crate) device: DeviceInfo,
-    /// What its user asked for.
+    /// The value of `BURN_DDP_COMM`.
     pub(crate) kind: CommunicatorKind,
     /// The NCCL it has, or why it has none.
     pub(crate) nccl: Result<Version, String>,

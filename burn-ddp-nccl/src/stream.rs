@@ -20,7 +20,7 @@ pub trait Stream {
     /// [`ErrorKind::Device`](burn_ddp::ErrorKind::Device) when the device has failed.
     fn record(&mut self) -> Result<()>;
 
-    /// Whether the recorded event is reached. Never blocks.
+    /// Polls the recorded event: true if it is reached. Never blocks.
     ///
     /// # Errors
     ///

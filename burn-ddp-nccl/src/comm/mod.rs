@@ -207,7 +207,7 @@ impl NcclComm {
         self.run_last_call("destroy", destroy).map_or(Ok(()), Err)
     }
 
-    /// Whether memory that was given to a collective may be used again after an error. It is false when NCCL has not
+    /// True if memory that was given to a collective may be used again after an error. It is false when NCCL has not
     /// returned from an abort: the memory must then stay valid until the process ends.
     pub fn is_released(&self) -> bool {
         self.released

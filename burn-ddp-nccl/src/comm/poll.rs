@@ -28,7 +28,7 @@ impl NcclComm {
         }
     }
 
-    /// Whether NCCL has finished the call that was started last.
+    /// Polls NCCL: true if it has finished the call that was started last.
     pub(super) fn is_settled(&self, what: &str) -> Result<bool> {
         let mut state = IN_PROGRESS;
         // SAFETY: the communicator exists: only an open one is polled.

@@ -260,7 +260,7 @@ fn a_cause_that_comes_late_is_waited_for() {
     Launch::new("explained late", 1).succeed();
 }
 
-/// A drop gives NCCL five seconds, aborts then, and fails nobody.
+/// A drop gives NCCL five seconds and then aborts; the group does not fail.
 fn stuck_in_finalize() -> Result<String> {
     let node = Node::connect_tcp()?;
     let comm = node.connect(LIMIT)?;

@@ -102,7 +102,7 @@ fn note(event: &'static str) {
     }
 }
 
-/// Whether a group of this thread is open.
+/// True if a group of this thread is open.
 pub fn group_is_open() -> bool {
     GROUP.with_borrow(Option::is_some)
 }

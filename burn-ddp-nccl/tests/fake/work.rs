@@ -64,7 +64,7 @@ impl Work {
 
     /// # Safety
     ///
-    /// The memory is there, and nobody else uses it.
+    /// The memory is valid, and nothing else uses it.
     pub(super) unsafe fn run(&self, all: &mut Collectives) -> Result<()> {
         let Self { kind, send, recv, count, dtype, op, root } = *self;
         let (bytes, ranks, is_root) = (count * dtype.size(), all.world_size(), all.rank() == root);

@@ -196,7 +196,7 @@ fn dropped_group() -> Result<String> {
         drop(group);
         return Ok(String::new());
     }
-    let errors = [work, behind].map(|work| work.wait().expect_err("nobody ends it").to_string());
+    let errors = [work, behind].map(|work| work.wait().expect_err("it has no end").to_string());
     Ok(errors.join("\n"))
 }
 

@@ -93,7 +93,7 @@ impl Bench {
     }
 }
 
-/// What a run left.
+/// Output and files of a run.
 struct Trained {
     text: String,
     artifacts: PathBuf,

@@ -88,7 +88,7 @@ fn numbers_are_the_same_for_every_world_size() {
 
 #[test]
 fn reproducible_runs_are_the_same_to_the_last_bit() {
-    // What the log says that depends on the run alone, and the parameter hash.
+    // The parts of the log that do not depend on time, and the parameter hash.
     let told = |args: &str| {
         let (text, records) = logged(&format!("--steps 30 --warmup-steps 5 --lr 1e-2 {args}"));
         assert_eq!(records.len(), 30, "{text}");

@@ -73,11 +73,11 @@ pub fn assert_backends_are_chosen(start: impl Fn(&str) -> Command) {
     }
     #[cfg(feature = "cuda")]
     {
-        // Whether there is a driver or not: no device, and nothing is trained on the CPU instead.
+        // With a driver or without: there is no device, and the program does not train on the CPU instead.
         let mut hidden = start("--backend cuda");
         hidden.env("CUDA_VISIBLE_DEVICES", "");
         assert_refused(&run(hidden), &["CUDA driver"]);
-        // Who asks for NCCL learns at once what else is missing.
+        // With BURN_DDP_COMM=nccl one error names everything that is missing.
         let mut both = start("--backend cuda");
         both.env("CUDA_VISIBLE_DEVICES", "")
             .env("BURN_DDP_COMM", "nccl")

@@ -48,7 +48,7 @@ struct End {
     waited: Duration,
     /// Time of the abort.
     abort: Duration,
-    /// Whether the second thread had to end the stall for the abort to return.
+    /// True if the second thread had to end the stall before the abort returned.
     released: bool,
 }
 

@@ -51,7 +51,7 @@ fn clear(directory: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether `name` is `before`, a number, `after`.
+/// True if `name` is `before`, a number, `after`.
 fn numbered(name: &str, before: &str, after: &str) -> bool {
     let number = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
     number.is_some_and(|number| number.parse::<usize>().is_ok())

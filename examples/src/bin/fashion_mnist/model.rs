@@ -79,7 +79,7 @@ impl<B: Backend> Classifier<B> {
         })
     }
 
-    /// Whether this step runs only for the other ranks' normalization.
+    /// True if this step runs only for the other ranks' normalization.
     fn is_absent(&self) -> bool {
         let mut groups = self.blocks.iter().filter_map(|block| block.norm.as_ref()?.group());
         groups.any(SyncGroup::is_absent)

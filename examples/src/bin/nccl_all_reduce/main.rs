@@ -1,4 +1,4 @@
-//! How fast gradients travel between GPUs: NCCL alone, and the same through a process group.
+//! Bandwidth of all-reduces between GPUs: NCCL alone, and the same through a process group.
 //!
 //! ```text
 //! cargo run --release --features cuda --bin nccl_all_reduce -- --nproc 4
