@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Checks that need a GPU: burn-ddp-nccl/gpu-check.sh [DIR]
 #
-# Runs prebuilt programs of DIR (target/release, or target/debug) on this machine, the most important first, each with a time
-# limit of its own, and prints a table. Exit code: 1 if a part failed; 2 and one line, without a table, where something is missing.
-# To build for a machine with CUDA 12.8 or later, also where there is none:
+# Runs prebuilt programs of DIR (target/release, or target/debug) on this machine, the most important first, each with a
+# time limit of its own, and prints a table. Exit code: 1 if a part failed; 2 and one line, without a table, where
+# something is missing. To build for a machine with CUDA 12.8 or later, also where there is none:
 #
 #   export CUDARC_CUDA_VERSION=12080
 #   cargo build --release -p burn-ddp-nccl --features check --bin nccl_check
@@ -218,8 +218,8 @@ if [ -n "$complete" ]; then
       (ratio <= 1.02 ? "PASS" : "FAIL"), plain, a, b, nccl, x, y, ratio, beside
   }')
   row "gpt cost of a group" "${compared%% *}" - "${compared#* }"
-  # Kernels may be chosen anew in each run; then two plain runs differ too, and NCCL may differ as much. If they do not, a
-  # gradient that was in a bucket may still be fused with other operations, which rounds differently.
+  # Kernels may be chosen anew in each run; then two plain runs differ too, and NCCL may differ as much. If they do not,
+  # a gradient that was in a bucket may still be fused with other operations, which rounds differently.
   plain=$(apart "$tmp/plain-1.json" "$tmp/plain-2.json") nccl=$(apart "$tmp/plain-1.json" "$tmp/nccl-1.json")
   verdict=$(awk -v plain="$plain" -v nccl="$nccl" \
     'BEGIN { print (plain != "" && nccl != "" && (nccl + 0 <= 10 * plain || nccl + 0 <= 1e-4)) ? "PASS" : "FAIL" }')

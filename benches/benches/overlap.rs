@@ -1,10 +1,10 @@
-//! Communication during the backward pass: the time from the start of `backward()` to reduced gradients, with overlap and
-//! without, and the times of the backward pass alone and of the communication alone.
+//! Communication during the backward pass: the time from the start of `backward()` to reduced gradients, with overlap
+//! and without, and the times of the backward pass alone and of the communication alone.
 //!
 //! Overlap gains most if communication takes as long as the backward pass: `--balance` chooses the batch so. The four
-//! alternate, and ranks pass a barrier before each. The backward pass alone ends with a barrier too, since communication can
-//! overlap with the backward pass of the slowest rank. First the reduced gradients, with and without overlap, are compared
-//! with the mean of all ranks' own.
+//! alternate, and ranks pass a barrier before each. The backward pass alone ends with a barrier too, since
+//! communication can overlap with the backward pass of the slowest rank. First the reduced gradients, with and without
+//! overlap, are compared with the mean of all ranks' own.
 //!
 //! ```sh
 //! cargo bench -p burn-ddp-benches --features overlap --bench overlap

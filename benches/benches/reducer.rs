@@ -1,9 +1,9 @@
 //! The gradients of a model of 30 million parameters through `Replica::reduce`: one bucket per parameter against the
 //! default plan.
 //!
-//! The gradients are whole numbers of a known sum; each rank compares every element of the mean before and after times are
-//! taken. In between the result of a reduction is the input of the next. Ranks pass a barrier before each, and the time is
-//! rank 0's.
+//! The gradients are whole numbers of a known sum; each rank compares every element of the mean before and after times
+//! are taken. In between the result of a reduction is the input of the next. Ranks pass a barrier before each, and the
+//! time is rank 0's.
 //!
 //! ```sh
 //! cargo bench -p burn-ddp-benches --bench reducer -- --nproc 1,2,4

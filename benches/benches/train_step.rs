@@ -1,15 +1,16 @@
 //! A training step of a transformer of 30 million parameters on 1 to N ranks, with gradient synchronization on and off.
 //!
-//! Off is PyTorch's `no_sync` with an optimizer step: every rank trains alone. Steps of both kinds take turns. A step lasts
-//! from the moment when all ranks are ready until all are done, on or off, so that the difference is the reduction and not
-//! the wait for the slowest rank. The results are the median of each kind and of the differences between neighbours. Before
-//! that, each gradient is compared with the mean of all ranks' own, and the parameters of all ranks are compared by hash.
+//! Off is PyTorch's `no_sync` with an optimizer step: every rank trains alone. Steps of both kinds take turns. A step
+//! lasts from the moment when all ranks are ready until all are done, on or off, so that the difference is the
+//! reduction and not the wait for the slowest rank. The results are the median of each kind and of the differences
+//! between neighbours. Before that, each gradient is compared with the mean of all ranks' own, and the parameters of
+//! all ranks are compared by hash.
 //!
-//! The peak of memory (VmHWM) of all ranks is read before the verification and compared with that of a process that trains
-//! alone, without ranks: the same program, shape and number of steps.
+//! The peak of memory (VmHWM) of all ranks is read before the verification and compared with that of a process that
+//! trains alone, without ranks: the same program, shape and number of steps.
 //!
-//! Tensors of some MiB that are allocated in every step cause page faults, which cost more than anything else measured here,
-//! and unevenly, so let the allocator keep memory:
+//! Tensors of some MiB that are allocated in every step cause page faults, which cost more than anything else measured
+//! here, and unevenly, so let the allocator keep memory:
 //!
 //! ```sh
 //! export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
@@ -199,8 +200,8 @@ fn copy(model: &Model) -> Model {
     model.valid().train::<B>()
 }
 
-/// Compares all parameters and one reduction between the ranks, and returns the bytes of the parameters. `alone` has the
-/// same model and batch as `training`.
+/// Compares all parameters and one reduction between the ranks, and returns the bytes of the parameters. `alone` has
+/// the same model and batch as `training`.
 fn verify(training: &Training, alone: &Training, replica: &mut Replica<B>) -> Result<usize> {
     let group = replica.group().clone();
     replica.verify(training.model()?)?;

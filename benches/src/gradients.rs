@@ -84,8 +84,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Compares `reduced` with the mean over all ranks of `mine`, the gradients of this rank alone; one collective for each
-    /// gradient computes that mean. All ranks must call it.
+    /// Compares `reduced` with the mean over all ranks of `mine`, the gradients of this rank alone; one collective for
+    /// each gradient computes that mean. All ranks must call it.
     ///
     /// # Errors
     /// `Diverged` with the first gradient whose difference is more than rounding.

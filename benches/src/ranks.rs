@@ -34,8 +34,8 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Runs `rank` if a launcher started this process as a rank. Otherwise starts the ranks with the arguments of this process
-    /// and those that `more` returns for a number of processes.
+    /// Runs `rank` if a launcher started this process as a rank. Otherwise starts the ranks with the arguments of this
+    /// process and those that `more` returns for a number of processes.
     pub fn run(
         &self,
         program: &str,

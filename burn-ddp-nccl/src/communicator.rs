@@ -3,15 +3,16 @@
 //! One bucket for a list of tensors, for three reasons:
 //!
 //! - One call of NCCL on 25 MB is faster than hundreds on kilobytes.
-//! - A gradient is seldom contiguous memory (CUDA tensors of two dimensions have padded rows); a bucket of one dimension is.
-//! - NCCL writes where it reads, which is allowed only in memory that nothing else can see. A bucket is allocated here and
-//!   filled by operations that consume it, so it has one owner until it is made into tensors.
+//! - A gradient is seldom contiguous memory (CUDA tensors of two dimensions have padded rows); a bucket of one
+//!   dimension is.
+//! - NCCL writes where it reads, which is allowed only in memory that nothing else can see. A bucket is allocated here
+//!   and filled by operations that consume it, so it has one owner until it is made into tensors.
 //!
 //! Every collective is in place: a bucket is one allocation, and no engine allocates.
 //!
 //! In a bucket of several tensors each begins at a multiple of 512 bytes, the alignment of CUDA's rows, and the bucket
-//! ends at one. cubecl cuts tensors whose size is such a multiple out as views; the others, which are the small ones, are
-//! copied.
+//! ends at one. cubecl cuts tensors whose size is such a multiple out as views; the others, which are the small ones,
+//! are copied.
 //!
 //! Boolean tensors go through host memory: a gradient never is one, and NCCL would reduce them as numbers.
 
@@ -72,7 +73,8 @@ impl<B: Backend, A: DeviceAccess<B>> NcclCommunicator<B, A> {
         Ok(Segment { dtype: wire, memory: Memory::Device(Box::new(bucket)) })
     }
 
-    /// The element type of all `layouts`, as Burn's and as the wire's. They must have one, and be on this rank's device.
+    /// The element type of all `layouts`, as Burn's and as the wire's. They must have one, and be on this rank's
+    /// device.
     fn same_dtype(&self, layouts: &[Layout<B>]) -> Result<(burn::tensor::DType, burn_ddp::DType)> {
         let Some(first) = layouts.first() else { return Err(Error::config("no tensor to send")) };
         let wire = wire_dtype(first.dtype)?;

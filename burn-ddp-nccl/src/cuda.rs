@@ -2,20 +2,21 @@
 //!
 //! The module relies on these facts, read in the sources of cubecl 0.10 and Burn 0.21:
 //!
-//! - **Each thread has its own stream.** Operations run on the stream of the thread that called them (`StreamId::current`),
-//!   also through fusion, whose device thread takes on the caller's id for each task. `client.sync()` records an event on the
-//!   stream of the calling thread before it returns; the future that it returns only waits. Called here, behind the
-//!   operations that filled the bucket, it is the bucket's fence, and any thread may wait for it.
-//! - **A handle does not wait for its last write.** cubecl makes a stream wait for the *allocation* of a handle that another
-//!   stream made, and a bucket is one allocation and then writes in place. So another thread that asked cubecl for the
-//!   bucket could read it too early: hence the fence. The stream cannot be reached from outside, so NCCL's stream cannot wait
-//!   for it either, and a thread has to.
-//! - **An event can be waited for without a current context**: cubecl's own collector does so. The communication thread has
-//!   the primary context, which is cubecl's too.
-//! - **Fusion is lazy.** Resolving a tensor runs the operations that are queued for it. It resolves a clone, which tells
-//!   fusion's queue that the tensor was read. In flight a bucket is a plain handle outside of fusion; it is registered anew
-//!   on the thread that waits for it. Fusion tensors belong to the stream of the thread that made them, and one that another
-//!   thread cuts up is kept until the first thread computes again, which may be never.
+//! - **Each thread has its own stream.** Operations run on the stream of the thread that called them
+//!   (`StreamId::current`), also through fusion, whose device thread takes on the caller's id for each task.
+//!   `client.sync()` records an event on the stream of the calling thread before it returns; the future that it returns
+//!   only waits. Called here, behind the operations that filled the bucket, it is the bucket's fence, and any thread
+//!   may wait for it.
+//! - **A handle does not wait for its last write.** cubecl makes a stream wait for the *allocation* of a handle that
+//!   another stream made, and a bucket is one allocation and then writes in place. So another thread that asked cubecl
+//!   for the bucket could read it too early: hence the fence. The stream cannot be reached from outside, so NCCL's
+//!   stream cannot wait for it either, and a thread has to.
+//! - **An event can be waited for without a current context**: cubecl's own collector does so. The communication thread
+//!   has the primary context, which is cubecl's too.
+//! - **Fusion is lazy.** Resolving a tensor runs the operations that are queued for it. It resolves a clone, which
+//!   tells fusion's queue that the tensor was read. In flight a bucket is a plain handle outside of fusion; it is
+//!   registered anew on the thread that waits for it. Fusion tensors belong to the stream of the thread that made them,
+//!   and one that another thread cuts up is kept until the first thread computes again, which may be never.
 //! - **Memory lives as long as its handles**, and a bucket has one handle.
 //!
 //! A bucket has one dimension: its rows are not padded, so its elements are contiguous (checked).
@@ -141,8 +142,8 @@ impl<B: CudaBackend> NcclBackend for B {
     }
 }
 
-/// One sentence for each part of the CUDA compiler that is missing. Burn compiles its kernels when they first run; without
-/// the compiler cubecl panics in a thread of its own.
+/// One sentence for each part of the CUDA compiler that is missing. Burn compiles its kernels when they first run;
+/// without the compiler cubecl panics in a thread of its own.
 fn missing_compiler() -> Vec<String> {
     let mut missing = Vec::new();
     // SAFETY: only tries to load the library, whose initializers are NVIDIA's.

@@ -10,8 +10,8 @@ use crate::driver::{Event, OwnedStream, PrimaryContext, failure};
 use crate::stream::Stream;
 use crate::symbols::RawStream;
 
-/// A CUDA stream that does not wait for the legacy default stream, with an event. It belongs to the thread that made it:
-/// the device is current there.
+/// A CUDA stream that does not wait for the legacy default stream, with an event. It belongs to the thread that made
+/// it: the device is current there.
 #[derive(Debug)]
 pub struct CudaStream {
     // Dropped in this order: the context outlives what was made in it.
@@ -31,8 +31,8 @@ impl CudaStream {
     ///
     /// # Panics
     ///
-    /// When no CUDA driver is installed (`cudarc` panics): call [`local_device`](crate::local_device) first, which returns
-    /// an error then.
+    /// When no CUDA driver is installed (`cudarc` panics): call [`local_device`](crate::local_device) first, which
+    /// returns an error then.
     pub fn new(ordinal: usize) -> Result<CudaStream> {
         let number = c_int::try_from(ordinal)
             .map_err(|_| Error::config(format!("there is no CUDA device {ordinal}")))?;

@@ -1,8 +1,8 @@
 //! The devices that the CUDA driver shows, and which of them a rank drives.
 //!
-//! Both Burn's CUDA backend and cudarc panic when there is no driver, and NCCL reports two ranks on one device as "invalid
-//! usage" on the rank that notices, or not at all. So the driver is asked first, here, and ranks compare their devices
-//! before NCCL connects them.
+//! Both Burn's CUDA backend and cudarc panic when there is no driver, and NCCL reports two ranks on one device as
+//! "invalid usage" on the rank that notices, or not at all. So the driver is asked first, here, and ranks compare their
+//! devices before NCCL connects them.
 #![allow(unsafe_code)]
 
 use burn_ddp::{CommunicatorKind, Error, Result};
@@ -60,8 +60,8 @@ pub(crate) fn devices() -> Result<Vec<DeviceInfo>> {
     }
 }
 
-/// Retains the primary context of the device `ordinal`, which Burn's tensors will use, until the process ends. A device that
-/// is full, or exclusive to another process, refuses it; Burn would panic then.
+/// Retains the primary context of the device `ordinal`, which Burn's tensors will use, until the process ends. A device
+/// that is full, or exclusive to another process, refuses it; Burn would panic then.
 pub(crate) fn make_context(ordinal: usize) -> Result<()> {
     let made = result::device::get(ordinal as i32).and_then(|device| {
         // SAFETY: the device is the driver's.
@@ -81,8 +81,8 @@ fn none_visible() -> Error {
     ))
 }
 
-/// The ordinal of the device that `local_rank` of `local_world_size` ranks on this host drives: `local_rank`, or 0 if only
-/// one is `visible`, its own. With `kind` `Host` ranks may share devices.
+/// The ordinal of the device that `local_rank` of `local_world_size` ranks on this host drives: `local_rank`, or 0 if
+/// only one is `visible`, its own. With `kind` `Host` ranks may share devices.
 ///
 /// # Errors
 /// `Config` when there are fewer devices than ranks.

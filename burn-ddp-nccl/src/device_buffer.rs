@@ -1,7 +1,7 @@
 //! The memory of a tensor on its device, and how NCCL reaches it.
 //!
-//! NCCL needs an address, and a backend hides it. [`DeviceAccess`] reaches it; it is a value of its own, so that tests can
-//! use host memory in place of a device.
+//! NCCL needs an address, and a backend hides it. [`DeviceAccess`] reaches it; it is a value of its own, so that tests
+//! can use host memory in place of a device.
 #![allow(unsafe_code)]
 
 use burn::tensor::backend::Backend;
@@ -18,8 +18,8 @@ pub unsafe trait DeviceAccess<B: Backend>: Send + Sync + 'static {
     /// Keeps the memory alive and unshared.
     type Kept: Send + 'static;
 
-    /// The memory of `tensor`, which has one dimension and no other owner. Called on the thread that made the tensor: the
-    /// fence stands behind everything that this thread has enqueued.
+    /// The memory of `tensor`, which has one dimension and no other owner. Called on the thread that made the tensor:
+    /// the fence stands behind everything that this thread has enqueued.
     ///
     /// # Errors
     ///

@@ -2,17 +2,19 @@
 //!
 //! A bucket goes through four steps, in this order:
 //!
-//! 1. Wait for the fence. Burn's kernels run on a stream that cannot be reached from outside, so NCCL's stream cannot wait
-//!    for them; this thread does. Only kernels of this rank are waited for, and they end without any peer.
+//! 1. Wait for the fence. Burn's kernels run on a stream that cannot be reached from outside, so NCCL's stream cannot
+//!    wait for them; this thread does. Only kernels of this rank are waited for, and they end without any peer.
 //! 2. Start NCCL.
-//! 3. While the device works, [`announce`](HostEngine::announce) what was started. NCCL compares nothing: ranks that disagree
-//!    on a count would get wrong numbers or wait for ever. The comparison comes after the start because its round trip costs
-//!    nothing there; a rank that disagrees has by then written into its own bucket only, within its bounds.
+//! 3. While the device works, [`announce`](HostEngine::announce) what was started. NCCL compares nothing: ranks that
+//!    disagree on a count would get wrong numbers or wait for ever. The comparison comes after the start because its
+//!    round trip costs nothing there; a rank that disagrees has by then written into its own bucket only, within its
+//!    bounds.
 //! 4. Wait for NCCL, with a deadline.
 //!
-//! After an error or a panic in any step the bucket holds no result, and its memory must not return to the allocator while
-//! NCCL may still write there: first the communicator is aborted, then the bucket is dropped. If NCCL does not return from
-//! the abort, the bucket is leaked. The group is told the cause before the abort, which would otherwise be taken for it.
+//! After an error or a panic in any step the bucket holds no result, and its memory must not return to the allocator
+//! while NCCL may still write there: first the communicator is aborted, then the bucket is dropped. If NCCL does not
+//! return from the abort, the bucket is leaked. The group is told the cause before the abort, which would otherwise be
+//! taken for it.
 //!
 //! When a group has ended, every rank aborts, also one that is busy elsewhere (`abandon`): NCCL lets no rank of a host
 //! finish its abort before the others have begun theirs.
@@ -64,8 +66,8 @@ impl NcclEngine {
     /// Starts `operation`, unless the bucket has no elements.
     fn start(&mut self, operation: Operation, dtype: DType, bucket: &Bucket) -> Result<()> {
         let Some(span) = bucket.span() else { return Ok(()) };
-        // SAFETY: `DeviceAccess` promises the memory, of at least the plan's size, for as long as the bucket lives, to us
-        // alone now that the fence is reached. `run` keeps the bucket until NCCL is done or aborted.
+        // SAFETY: `DeviceAccess` promises the memory, of at least the plan's size, for as long as the bucket lives, to
+        // us alone now that the fence is reached. `run` keeps the bucket until NCCL is done or aborted.
         unsafe {
             match operation {
                 Operation::AllReduce(op) | Operation::ReduceGradients(op) => {

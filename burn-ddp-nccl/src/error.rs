@@ -1,8 +1,8 @@
 //! NCCL's result codes as errors.
 //!
 //! Results stay integers: an enumeration with the code of a later NCCL would be undefined behaviour. A code alone says
-//! little, so an error has everything that NCCL offers: number and name of the code, its text, the library's last message,
-//! and the usual cause if there is one.
+//! little, so an error has everything that NCCL offers: number and name of the code, its text, the library's last
+//! message, and the usual cause if there is one.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int};

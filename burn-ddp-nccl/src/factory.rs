@@ -1,7 +1,8 @@
 //! Makes the communicator of a group whose ranks are already connected by `burn-ddp`.
 //!
 //! Everything that ranks must know of each other before NCCL travels in one exchange over the group's own connections,
-//! NCCL's id included: a peer that dies meanwhile is noticed there, while a wait on the store would last until its timeout.
+//! NCCL's id included: a peer that dies meanwhile is noticed there, while a wait on the store would last until its
+//! timeout.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -39,8 +40,8 @@ impl<A> NcclFactory<A> {
     ///
     /// # Safety
     ///
-    /// The symbols are NCCL's or keep its contract. `access` gives memory of `device`, and `stream` makes streams of it and
-    /// makes it the current device of the thread that calls it.
+    /// The symbols are NCCL's or keep its contract. `access` gives memory of `device`, and `stream` makes streams of it
+    /// and makes it the current device of the thread that calls it.
     pub unsafe fn new(
         access: A,
         kind: CommunicatorKind,
@@ -79,7 +80,8 @@ impl<B: Backend, A: DeviceAccess<B> + Clone> CommunicatorFactory<B> for NcclFact
         let records = self.exchange(info.rank.is_root(), &mut host, deadline);
         let records = records.map_err(|error| error.context(format!("connect on {}", info.rank)))?;
         let selection = select(&records).inspect_err(|_| {
-            // All ranks find the same error. None leaves before each has it, or its leaving would be taken for the cause.
+            // All ranks find the same error. None leaves before each has it, or its leaving would be taken for the
+            // cause.
             let _ = host.exchange(&[], deadline);
         })?;
         let symbols = match (selection, &self.nccl) {

@@ -1,7 +1,7 @@
 //! NCCL communicator for `burn-ddp`: gradients of CUDA tensors are reduced where they are.
 //!
-//! One process drives one GPU. A program for CPUs changes its backend and two lines; replica, Learner, loaders and launcher
-//! stay what they are:
+//! One process drives one GPU. A program for CPUs changes its backend and two lines; replica, Learner, loaders and
+//! launcher stay what they are:
 //!
 //! ```ignore
 //! type Inner = Ddp<Cuda>;                                          // train on Autodiff<Inner>
@@ -17,8 +17,8 @@
 //! | `check` | no | the program `nccl_check`, which `gpu-check.sh` runs on a machine with a GPU |
 //! | `tch` | no | CUDA tensors of LibTorch for [`process_group`]; needs a LibTorch to link |
 //!
-//! Without `cuda` and `tch` the crate compiles everything but the access to a backend's tensors, which is what its tests
-//! need.
+//! Without `cuda` and `tch` the crate compiles everything but the access to a backend's tensors, which is what its
+//! tests need.
 //!
 //! | variable | what it does |
 //! | --- | --- |
@@ -49,8 +49,8 @@
 //! ```
 //!
 //! All seams are traits or function tables, so tests use an in-memory fake: [`library::Symbols`] stands for NCCL,
-//! [`Stream`] for CUDA's streams and [`DeviceAccess`] for the memory of a device. With it the whole stack runs in processes
-//! without a GPU.
+//! [`Stream`] for CUDA's streams and [`DeviceAccess`] for the memory of a device. With it the whole stack runs in
+//! processes without a GPU.
 //!
 //! NCCL fixes no order of summation: all ranks get the same bits, but not those of one process, nor those of the path
 //! through host memory.

@@ -1,15 +1,17 @@
 //! NCCL, found and loaded at run time.
 //!
-//! Nothing is linked against NCCL: a machine without it builds, tests and trains on the CPU, and one that has it may have it
-//! anywhere. NVIDIA's Python wheels and the runtime packages of distributions install only `libnccl.so.2`; development
-//! packages add `libnccl.so`. So the search is this crate's own, over few places in a fixed order. Its result is a table of
-//! functions ([`Symbols`]), on which the rest of the crate is built and which a test can fill with Rust functions.
+//! Nothing is linked against NCCL: a machine without it builds, tests and trains on the CPU, and one that has it may
+//! have it anywhere. NVIDIA's Python wheels and the runtime packages of distributions install only `libnccl.so.2`;
+//! development packages add `libnccl.so`. So the search is this crate's own, over few places in a fixed order. Its
+//! result is a table of functions ([`Symbols`]), on which the rest of the crate is built and which a test can fill with
+//! Rust functions.
 //!
-//! The version is checked before any other function is looked up: "2.10.3 at this path, 2.18 needed" helps a user, the name
-//! of a missing function does not.
+//! The version is checked before any other function is looked up: "2.10.3 at this path, 2.18 needed" helps a user, the
+//! name of a missing function does not.
 //!
-//! A library stays loaded until the process ends: copies of the table have to stay valid, and NCCL starts threads of its
-//! own (for its network, for calls that do not block), whose code must not be unloaded. So no handle is kept or closed.
+//! A library stays loaded until the process ends: copies of the table have to stay valid, and NCCL starts threads of
+//! its own (for its network, for calls that do not block), whose code must not be unloaded. So no handle is kept or
+//! closed.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -48,13 +50,13 @@ pub struct Library {
 
 impl Library {
     /// Finds and loads NCCL: the file of `BURN_DDP_NCCL_LIB` and no other, or else the first that can be loaded of
-    /// `libnccl.so.2`, `libnccl.so`, and the wheel in `$VIRTUAL_ENV` and `$CONDA_PREFIX`. If that one is too old, no later one
-    /// replaces it.
+    /// `libnccl.so.2`, `libnccl.so`, and the wheel in `$VIRTUAL_ENV` and `$CONDA_PREFIX`. If that one is too old, no
+    /// later one replaces it.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config): one line with everything that was tried, or with the file that was
-    /// found, its version and what it lacks.
+    /// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config): one line with everything that was tried, or with the file
+    /// that was found, its version and what it lacks.
     pub fn load() -> Result<Self> {
         Self::find(|name| std::env::var_os(name))
     }
@@ -115,8 +117,8 @@ impl Library {
     }
 }
 
-/// Names and paths to try, in this order. For an environment without the wheel the list has a pattern that matches no file,
-/// so that the error names the place.
+/// Names and paths to try, in this order. For an environment without the wheel the list has a pattern that matches no
+/// file, so that the error names the place.
 fn search(lookup: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut candidates: Vec<_> = NAMES.into_iter().map(PathBuf::from).collect();
     for root in ENVIRONMENTS.into_iter().filter_map(lookup).filter(|root| !root.is_empty()) {

@@ -1,4 +1,5 @@
-//! The functions that a training program calls: for the GPU of a rank, and for the process group whose tensors NCCL reduces.
+//! The functions that a training program calls: for the GPU of a rank, and for the process group whose tensors NCCL
+//! reduces.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -46,15 +47,15 @@ pub fn local_device<B: NcclBackend>() -> Result<B::Device> {
     ordinal_of(info.local_rank, info.local_world_size, devices.len(), kind).map(B::device)
 }
 
-/// The group that the process environment describes, like [`ProcessGroup::from_env`], with tensors on `device` reduced by
-/// NCCL. `BURN_DDP_COMM` chooses: `auto` (NCCL if all ranks have it, else through host memory, with a warning), `nccl`,
-/// `host`.
+/// The group that the process environment describes, like [`ProcessGroup::from_env`], with tensors on `device` reduced
+/// by NCCL. `BURN_DDP_COMM` chooses: `auto` (NCCL if all ranks have it, else through host memory, with a warning),
+/// `nccl`, `host`.
 ///
 /// # Errors
 ///
 /// Those of [`ProcessGroup::from_env`]; without driver, without the device, with two ranks on one device, and with
-/// `BURN_DDP_COMM=nccl` where a rank has no NCCL: [`ErrorKind::Config`](burn_ddp::ErrorKind::Config), naming ranks and what
-/// was looked for; what NCCL reports when ranks connect: [`ErrorKind::Device`](burn_ddp::ErrorKind::Device).
+/// `BURN_DDP_COMM=nccl` where a rank has no NCCL: [`ErrorKind::Config`](burn_ddp::ErrorKind::Config), naming ranks and
+/// what was looked for; what NCCL reports when ranks connect: [`ErrorKind::Device`](burn_ddp::ErrorKind::Device).
 pub fn process_group<B: NcclBackend>(device: &B::Device) -> Result<ProcessGroup<B>> {
     process_group_with(RankInfo::from_env()?, GroupOptions::from_env()?, device)
 }
@@ -92,8 +93,8 @@ pub fn process_group_with<B: NcclBackend>(
     }
     let nccl = library.map(|library| (library.symbols(), library.version()));
     let stream = Arc::new(move || Ok(Box::new(CudaStream::new(ordinal)?) as Box<dyn Stream>));
-    // SAFETY: the symbols are those of a library that was checked, the access is that of the backend, and the stream is of
-    // the device whose tensors it reaches.
+    // SAFETY: the symbols are those of a library that was checked, the access is that of the backend, and the stream is
+    // of the device whose tensors it reaches.
     let factory =
         unsafe { NcclFactory::new(B::Access::default(), options.communicator, driven, nccl, stream) };
     ProcessGroup::with_factory(info, options, device, Arc::new(factory))

@@ -28,7 +28,8 @@ pub(crate) enum Selection {
     Host(Option<String>),
 }
 
-/// Selects the communicator from the records of all ranks, in rank order. A pure function, so all ranks select the same.
+/// Selects the communicator from the records of all ranks, in rank order. A pure function, so all ranks select the
+/// same.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] or [`ErrorKind::Mismatch`] naming ranks: two on one device, different values of

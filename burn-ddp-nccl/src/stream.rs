@@ -1,8 +1,8 @@
 //! The stream on which NCCL enqueues its work.
 //!
-//! CUDA can block on a stream without end, which no thread here may do: a collective whose peer has died never finishes.
-//! So the trait has no wait. It records an event and polls it, and between two polls the communicator checks everything
-//! else that may end the wait.
+//! CUDA can block on a stream without end, which no thread here may do: a collective whose peer has died never
+//! finishes. So the trait has no wait. It records an event and polls it, and between two polls the communicator checks
+//! everything else that may end the wait.
 
 use burn_ddp::Result;
 

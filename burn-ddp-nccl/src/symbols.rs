@@ -15,8 +15,8 @@ const MAGIC: u32 = 0xcafe_beef;
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL decides.
 const UNDEFINED: c_int = c_int::MIN;
 
-/// `ncclConfig_t` as of NCCL 2.18: 48 bytes, which every later version accepts, because size and version tell NCCL which
-/// fields there are.
+/// `ncclConfig_t` as of NCCL 2.18: 48 bytes, which every later version accepts, because size and version tell NCCL
+/// which fields there are.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -41,7 +41,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The configuration of a communicator whose calls do not block. NCCL and its environment variables decide the rest.
+    /// The configuration of a communicator whose calls do not block. NCCL and its environment variables decide the
+    /// rest.
     pub fn new() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -66,8 +67,8 @@ impl Default for Config {
 /// The functions of NCCL that are used, with the prototypes of `nccl.h`. Results are plain integers: a later NCCL may
 /// return a code that no enumeration here has.
 ///
-/// Tests make a table of Rust functions. The functions of every table must keep NCCL's contract, because safe code of this
-/// crate calls them.
+/// Tests make a table of Rust functions. The functions of every table must keep NCCL's contract, because safe code of
+/// this crate calls them.
 #[derive(Clone, Copy, Debug)]
 pub struct Symbols {
     /// `ncclGetVersion(version)`.

@@ -1,8 +1,8 @@
 //! The memory of LibTorch's CUDA tensors.
 //!
-//! LibTorch has a function for the address of a tensor. It enqueues on the legacy default stream of the tensor's device,
-//! whichever thread calls, so an event recorded there is behind everything that fills a bucket. Its allocator reuses memory
-//! in the order of that stream, without regard to NCCL's; a bucket is dropped only when NCCL is done.
+//! LibTorch has a function for the address of a tensor. It enqueues on the legacy default stream of the tensor's
+//! device, whichever thread calls, so an event recorded there is behind everything that fills a bucket. Its allocator
+//! reuses memory in the order of that stream, without regard to NCCL's; a bucket is dropped only when NCCL is done.
 //!
 //! The module is compiled but not run: the tests have no LibTorch.
 #![allow(unsafe_code)]
@@ -107,8 +107,8 @@ fn event_after_default_stream(ordinal: usize) -> Result<Event> {
     Ok(event)
 }
 
-/// The primary context of a device as this thread's current one, until it is dropped. LibTorch leaves that of its current
-/// device, which need not be the tensor's.
+/// The primary context of a device as this thread's current one, until it is dropped. LibTorch leaves that of its
+/// current device, which need not be the tensor's.
 struct ScopedContext {
     before: Option<CUcontext>,
     // LibTorch retains it too, so the event outlives this.

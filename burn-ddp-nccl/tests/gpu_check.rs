@@ -1,5 +1,5 @@
-//! The verdicts of `gpu-check.sh` on programs that pass, fail, hang or are missing. The programs are stubs, and so is the
-//! machine.
+//! The verdicts of `gpu-check.sh` on programs that pass, fail, hang or are missing. The programs are stubs, and so is
+//! the machine.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -79,8 +79,8 @@ pub fn check_output_file(flag: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compares between all ranks the arguments that determine the training, each with its flag, and `data`, a description of
-/// what is trained on. Ranks that were started by hand may have different ones: they would train, but not as one.
+/// Compares between all ranks the arguments that determine the training, each with its flag, and `data`, a description
+/// of what is trained on. Ranks that were started by hand may have different ones: they would train, but not as one.
 ///
 /// # Errors
 /// A configuration error on all ranks, with the arguments of rank 0 and of the first rank that differs from it.

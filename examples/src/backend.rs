@@ -1,6 +1,7 @@
 //! The choice of a backend: a name on the command line becomes a type.
 //!
-//! A program for a single backend needs none of this: it names its backend, and its group is [`ProcessGroup::from_env`].
+//! A program for a single backend needs none of this: it names its backend, and its group is
+//! [`ProcessGroup::from_env`].
 
 use burn::tensor::backend::Backend;
 use burn_ddp::{Ddp, Error, ProcessGroup, Result};

@@ -1,5 +1,5 @@
-//! Shared parts of the programs in this folder: the choice of a backend, arguments, and the start and end of a program that
-//! is one of several processes. Everything about training is in the programs themselves.
+//! Shared parts of the programs in this folder: the choice of a backend, arguments, and the start and end of a program
+//! that is one of several processes. Everything about training is in the programs themselves.
 
 mod arguments;
 mod backend;

@@ -1,9 +1,10 @@
 //! `all_reduce` from 1 byte to 256 MiB: time, algorithm bandwidth (bytes over time) and bus bandwidth, which is the
 //! former times `2 (N - 1) / N`, the share of the bytes that has to cross a rank's link in each direction.
 //!
-//! Every size is verified on every rank, each element against a closed form, before and after its times are taken; a wrong
-//! element ends the program, and no time of that size is printed. An `all_reduce` of one element aligns the ranks before
-//! each iteration, and the time is rank 0's. The buffer holds zeros while times are taken, because sums of sums overflow.
+//! Every size is verified on every rank, each element against a closed form, before and after its times are taken; a
+//! wrong element ends the program, and no time of that size is printed. An `all_reduce` of one element aligns the ranks
+//! before each iteration, and the time is rank 0's. The buffer holds zeros while times are taken, because sums of sums
+//! overflow.
 //!
 //! ```sh
 //! cargo bench -p burn-ddp-benches --bench all_reduce

@@ -24,12 +24,12 @@ pub struct Span {
     pub count: usize,
 }
 
-/// Each starts one operation and returns before it is done: [`wait`](NcclComm::wait) for it before starting the next. All
-/// ranks must start the same operations in the same order with the same counts.
+/// Each starts one operation and returns before it is done: [`wait`](NcclComm::wait) for it before starting the next.
+/// All ranks must start the same operations in the same order with the same counts.
 ///
-/// Errors of all of them: `Config` while another operation is in flight, after [`finish`](NcclComm::finish), and for a root
-/// outside of the group (nothing is started then, and the communicator stays usable); `Device` with what NCCL reports; the
-/// first cause of an earlier call.
+/// Errors of all of them: `Config` while another operation is in flight, after [`finish`](NcclComm::finish), and for a
+/// root outside of the group (nothing is started then, and the communicator stays usable); `Device` with what NCCL
+/// reports; the first cause of an earlier call.
 impl NcclComm {
     /// Reduces each span over all ranks; every rank gets all of the result. Several spans are one NCCL group.
     ///
@@ -73,8 +73,8 @@ impl NcclComm {
         })
     }
 
-    /// Reduces `span.send` over all ranks; each rank gets its [`chunk`] of the result in `recv`, which has room for that
-    /// chunk only. In place, `recv` is the chunk's place in `send`.
+    /// Reduces `span.send` over all ranks; each rank gets its [`chunk`] of the result in `recv`, which has room for
+    /// that chunk only. In place, `recv` is the chunk's place in `send`.
     ///
     /// NCCL's reduce_scatter has equal chunks only; for others one group with a reduce for each rank is started.
     ///

@@ -1,12 +1,12 @@
 //! NCCL's communicator, of which every wait ends.
 //!
 //! NCCL by itself waits for ever: for a rank that ran out of memory at its start, for a peer that died in a collective,
-//! for the abort of the other ranks. So it is used in its non-blocking mode only. A call is started here and then polled,
-//! and between two polls this module checks the deadline and [`Liveness`], in which the control channel reports over TCP
-//! what NCCL does not notice.
+//! for the abort of the other ranks. So it is used in its non-blocking mode only. A call is started here and then
+//! polled, and between two polls this module checks the deadline and [`Liveness`], in which the control channel reports
+//! over TCP what NCCL does not notice.
 //!
-//! The first error is the cause. It is told to the other ranks through `Liveness` (never through NCCL, which may be what is
-//! stuck), the communicator is aborted, and each later call returns the same error.
+//! The first error is the cause. It is told to the other ranks through `Liveness` (never through NCCL, which may be
+//! what is stuck), the communicator is aborted, and each later call returns the same error.
 //!
 //! ```text
 //! connect --> ready --start_*--> in flight --wait--> ready
@@ -19,8 +19,8 @@
 //! A communicator lives on one thread. That thread starts, waits and aborts, so no two calls of NCCL overlap on one
 //! communicator, and nothing here has to be `Send`. Other threads end a wait by [`Liveness::fail`].
 //!
-//! Two calls of NCCL cannot be polled: abort and destroy, which within a host wait for the peers to do the same. Each runs
-//! on a thread of its own and is waited for three seconds. After that the memory that it may still use is leaked
+//! Two calls of NCCL cannot be polled: abort and destroy, which within a host wait for the peers to do the same. Each
+//! runs on a thread of its own and is waited for three seconds. After that the memory that it may still use is leaked
 //! ([`is_released`](NcclComm::is_released)).
 #![allow(unsafe_code)]
 
@@ -68,13 +68,13 @@ enum State {
 }
 
 impl NcclComm {
-    /// Connects with the `world_size` ranks that have the same `id` (`ncclCommInitRankConfig`). All of them must call it.
-    /// The device is the current one of this thread.
+    /// Connects with the `world_size` ranks that have the same `id` (`ncclCommInitRankConfig`). All of them must call
+    /// it. The device is the current one of this thread.
     ///
     /// # Errors
     ///
-    /// `Config` for a rank outside of its world. All others begin with "connect": `Timeout` at `deadline`, `Device` with
-    /// what NCCL reports, and the cause for which `liveness` ends the group.
+    /// `Config` for a rank outside of its world. All others begin with "connect": `Timeout` at `deadline`, `Device`
+    /// with what NCCL reports, and the cause for which `liveness` ends the group.
     ///
     /// # Safety
     ///
@@ -104,8 +104,8 @@ impl NcclComm {
         let code = unsafe { (symbols.comm_init_rank_config)(&mut comm, ranks, *id, number, &mut config) };
         this.comm = comm;
         if let Some(error) = this.call_error(CONNECT, code) {
-            // NCCL 2.23 to 2.30 leave the group open that the call makes for itself. If none is open, NCCL refuses this end.
-            // SAFETY: no group of ours is open.
+            // NCCL 2.23 to 2.30 leave the group open that the call makes for itself. If none is open, NCCL refuses this
+            // end. SAFETY: no group of ours is open.
             unsafe { (symbols.group_end)() };
             return Err(this.fail(error));
         }
@@ -141,7 +141,8 @@ impl NcclComm {
             if !this.is_settled(what)? {
                 return Ok(false);
             }
-            // Not before: NCCL enqueues in the background, and an event in front of its work would be reached too early.
+            // Not before: NCCL enqueues in the background, and an event in front of its work would be reached too
+            // early.
             if !recorded {
                 this.stream.record().map_err(|error| this.in_context(what, &error))?;
                 recorded = true;
@@ -152,8 +153,8 @@ impl NcclComm {
         Ok(())
     }
 
-    /// Aborts the communicator and, by [`Liveness`], the group on all ranks. A collective in flight ends, and its memory may
-    /// be used. Does nothing after an error, after another abort, or after [`finish`](NcclComm::finish).
+    /// Aborts the communicator and, by [`Liveness`], the group on all ranks. A collective in flight ends, and its
+    /// memory may be used. Does nothing after an error, after another abort, or after [`finish`](NcclComm::finish).
     pub fn abort(&mut self) {
         if self.is_open() {
             let cause = Error::new(ErrorKind::Aborted, format!("{} aborted its communicator", self.rank));
@@ -177,9 +178,9 @@ impl NcclComm {
     ///
     /// # Errors
     ///
-    /// The first cause of an earlier call, an error that NCCL reports, or `Timeout`: five seconds for `ncclCommFinalize`,
-    /// three more for `ncclCommDestroy`. The communicator is then aborted, but the other ranks are not told, since no
-    /// result is missing. `Aborted`, on all ranks, while a collective is in flight.
+    /// The first cause of an earlier call, an error that NCCL reports, or `Timeout`: five seconds for
+    /// `ncclCommFinalize`, three more for `ncclCommDestroy`. The communicator is then aborted, but the other ranks are
+    /// not told, since no result is missing. `Aborted`, on all ranks, while a collective is in flight.
     pub fn finish(&mut self) -> Result<()> {
         const FINALIZE: &str = "finalize";
         match &self.state {

@@ -122,9 +122,9 @@ impl NcclComm {
         }
     }
 
-    /// Gives the communicator to `last`, an abort or destroy, and waits for that call up to its limit: within a host NCCL
-    /// joins threads that serve peers, which end when the peers do the same. A call that takes longer goes on in the
-    /// background, and the stream that it may still use is leaked. Returns the error.
+    /// Gives the communicator to `last`, an abort or destroy, and waits for that call up to its limit: within a host
+    /// NCCL joins threads that serve peers, which end when the peers do the same. A call that takes longer goes on in
+    /// the background, and the stream that it may still use is leaked. Returns the error.
     pub(super) fn run_last_call(
         &mut self,
         what: &str,
@@ -136,8 +136,8 @@ impl NcclComm {
         }
         let address = comm.expose_provenance();
         let (done, outcome) = channel();
-        // SAFETY: the communicator was neither aborted nor destroyed before: both go through here, which leaves a null. NCCL
-        // takes the call from any thread, and no other call is made meanwhile.
+        // SAFETY: the communicator was neither aborted nor destroyed before: both go through here, which leaves a null.
+        // NCCL takes the call from any thread, and no other call is made meanwhile.
         let call = move || unsafe { last(ptr::with_exposed_provenance_mut(address)) };
         let started = std::thread::Builder::new().name("burn-ddp-nccl".into()).spawn(move || {
             let _ = done.send(call());

@@ -24,8 +24,8 @@ impl Opened {
         if std::fs::metadata(name).is_ok_and(|found| !found.is_file()) {
             return Err(format!("{} is no regular file", name.display()));
         }
-        // SAFETY: loading runs the file's initializers. The user asserts, by the file's name or by naming it, that it is NCCL,
-        // whose initializers may run on any thread.
+        // SAFETY: loading runs the file's initializers. The user asserts, by the file's name or by naming it, that it
+        // is NCCL, whose initializers may run on any thread.
         let handle = unsafe { libloading::Library::new(name) }
             // The linker's message is the source of the error.
             .map_err(|error| {

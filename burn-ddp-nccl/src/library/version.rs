@@ -28,8 +28,8 @@ impl Version {
         Self { major: code / scale, minor: code % scale / 100, patch: code % 100 }
     }
 
-    /// True if ranks with these versions may form a communicator. NCCL promises nothing for ranks of different releases;
-    /// patches of one release speak the same protocol.
+    /// True if ranks with these versions may form a communicator. NCCL promises nothing for ranks of different
+    /// releases; patches of one release speak the same protocol.
     pub(crate) fn works_with(self, other: Self) -> bool {
         (self.major, self.minor) == (other.major, other.minor)
     }

@@ -45,7 +45,8 @@ impl Node {
         let mesh = listener.connect(rank, "test", &peers, deadline)?;
         let liveness = Liveness::new(world_size);
         let control = Control::start(rank, mesh.control, liveness.clone(), Duration::from_secs(5))?;
-        // No rank may exit before the others are done with the store. Frames of the barrier arrive after their rank has exited.
+        // No rank may exit before the others are done with the store. Frames of the barrier arrive after their rank has
+        // exited.
         let data = TcpTransport::new(rank, mesh.data, Liveness::new(world_size))?;
         Collectives::new(Box::new(data), LIMIT).barrier()?;
         Ok(Self { rank, world_size, liveness, id, _control: control, _store: store })

@@ -103,8 +103,8 @@ impl Comm {
         });
     }
 
-    /// Runs `work` on the thread of a stream. An error is kept in the state, and the work then hangs until the abort, as a
-    /// kernel does.
+    /// Runs `work` on the thread of a stream. An error is kept in the state, and the work then hangs until the abort,
+    /// as a kernel does.
     fn run(&self, work: &Work) {
         let mut state = lock(&self.state);
         if state.aborted {

@@ -1,9 +1,9 @@
 //! A fake NCCL: the table of functions over host memory, with the collectives of `burn-ddp` inside.
 //!
-//! It imitates NCCL's behaviour and not its speed: calls that go on after they have returned, work that reaches the stream
-//! only when a group has settled, errors that are reported later, waits without end. A [`Script`] chooses among them; the
-//! [`log`] has the calls in their order. "Device memory" is any memory of the process, and the stream is a [`FakeStream`].
-//! State is global to the process, as NCCL's is: ranks are processes, and each process runs one case.
+//! It imitates NCCL's behaviour and not its speed: calls that go on after they have returned, work that reaches the
+//! stream only when a group has settled, errors that are reported later, waits without end. A [`Script`] chooses among
+//! them; the [`log`] has the calls in their order. "Device memory" is any memory of the process, and the stream is a
+//! [`FakeStream`]. State is global to the process, as NCCL's is: ranks are processes, and each process runs one case.
 #![allow(unsafe_code, reason = "a table of C functions")]
 
 use std::cell::RefCell;
@@ -89,8 +89,8 @@ fn script() -> Script {
     lock(&SCRIPT).unwrap_or_default()
 }
 
-/// Names of the calls since the last time, and three more entries: "in progress" (once for any number of such answers in a
-/// row), "enqueued" when the work of a group reaches the stream, and "record" when an event is recorded.
+/// Names of the calls since the last time, and three more entries: "in progress" (once for any number of such answers
+/// in a row), "enqueued" when the work of a group reaches the stream, and "record" when an event is recorded.
 pub fn log() -> Vec<&'static str> {
     std::mem::take(&mut *lock(&LOG))
 }

@@ -19,7 +19,8 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Longer than any test: ending a wait is the task of the communicator under test.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Ports of ids: bound and not listening, so that the system gives them to no other socket and rank 0's store can listen.
+/// Ports of ids: bound and not listening, so that the system gives them to no other socket and rank 0's store can
+/// listen.
 static PORTS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
 
 /// The bytes of an id: the address where rank 0 will be found.

@@ -1,5 +1,5 @@
-//! Execution of one collective on memory. Dtypes and reductions are decoded from `nccl.h`'s numbers here, on purpose without
-//! the table that is under test.
+//! Execution of one collective on memory. Dtypes and reductions are decoded from `nccl.h`'s numbers here, on purpose
+//! without the table that is under test.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

@@ -21,8 +21,8 @@ pub type B = Ddp<Flex>;
 /// Contents of the memory while the "kernels" before a fence have not run.
 const GARBAGE: u8 = 0xAB;
 
-/// Gives a tensor's memory as a device would: another thread writes its contents, at the fence and no sooner. An engine that
-/// does not wait for the fence sends garbage.
+/// Gives a tensor's memory as a device would: another thread writes its contents, at the fence and no sooner. An engine
+/// that does not wait for the fence sends garbage.
 #[derive(Clone)]
 pub struct HostAccess;
 

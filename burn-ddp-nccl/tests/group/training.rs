@@ -18,7 +18,8 @@ type B = Autodiff<Inner>;
 const STEPS: usize = 10;
 const ACCUMULATION: usize = 2;
 const PARAMS: usize = 5;
-/// Buckets that leave in backward passes: all but the last one, of all steps but the first, which shows how long windows are.
+/// Buckets that leave in backward passes: all but the last one, of all steps but the first, which shows how long
+/// windows are.
 const EARLY: usize = if cfg!(feature = "overlap") { (STEPS - 1) * (PARAMS - 1) } else { 0 };
 
 #[derive(Module, Debug)]

@@ -1,4 +1,5 @@
-//! The built programs run as users run them, and parts of them, in one test program: each that links Burn takes its time.
+//! The built programs run as users run them, and parts of them, in one test program: each that links Burn takes its
+//! time.
 
 mod all_reduce;
 mod fashion_mnist;

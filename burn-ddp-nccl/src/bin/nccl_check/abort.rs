@@ -1,8 +1,8 @@
 //! A wait ends although the device has stalled.
 //!
-//! A host function that blocks stalls NCCL's stream, and a collective is enqueued behind it. NCCL's abort flag, which ends a
-//! collective on a real ring, does not end this stall, so `ncclCommAbort` may wait for it: a second thread ends the stall a
-//! second after the wait has given up, and the duration of the abort is printed.
+//! A host function that blocks stalls NCCL's stream, and a collective is enqueued behind it. NCCL's abort flag, which
+//! ends a collective on a real ring, does not end this stall, so `ncclCommAbort` may wait for it: a second thread ends
+//! the stall a second after the wait has given up, and the duration of the abort is printed.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

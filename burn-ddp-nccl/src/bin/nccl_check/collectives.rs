@@ -68,8 +68,8 @@ fn cases(world_size: usize) -> [(&'static str, Vec<Case>); 4] {
         calls.into_iter().flat_map(of_call).collect()
     };
     let lists = [ONE.to_vec(), SEVERAL.to_vec()];
-    // Two counts that the ranks can share evenly, and two that (with several ranks) they cannot, one of which leaves ranks
-    // without elements.
+    // Two counts that the ranks can share evenly, and two that (with several ranks) they cannot, one of which leaves
+    // ranks without elements.
     let n = world_size;
     let shared = [n, n * 4099, n * 4099 + 1, n.max(2) - 1].map(|count| vec![count]);
     [

@@ -1,7 +1,7 @@
 //! Cost of a group for gradients: packing, fence and unpacking. In a group of one nothing is sent.
 //!
-//! The gradients are those of GPT-2 124 M (12 layers, width 768, 50 257 tokens, 1024 positions), in buckets of 25 MiB from
-//! the last to the first. A plain copy of the same bytes on the device is measured for comparison.
+//! The gradients are those of GPT-2 124 M (12 layers, width 768, 50 257 tokens, 1024 positions), in buckets of 25 MiB
+//! from the last to the first. A plain copy of the same bytes on the device is measured for comparison.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Process groups over Burn's tensors: NCCL's results must equal those through host memory, bit for bit.
 //!
-//! With several ranks values are small whole numbers, since NCCL's order of summation is its own; in a world of one they
-//! have fractions.
+//! With several ranks values are small whole numbers, since NCCL's order of summation is its own; in a world of one
+//! they have fractions.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, Float, Int, Tensor, TensorData};

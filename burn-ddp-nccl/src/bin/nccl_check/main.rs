@@ -4,8 +4,8 @@
 //! nccl_check collectives --nproc 2
 //! ```
 //!
-//! Each line of a part begins with `PASS`, `FAIL` or `NOTE` (a number without a verdict). After a `FAIL` the exit code is 1;
-//! it is 2 where the machine lacks something, with one line that says what. `gpu-check.sh` runs all parts.
+//! Each line of a part begins with `PASS`, `FAIL` or `NOTE` (a number without a verdict). After a `FAIL` the exit code
+//! is 1; it is 2 where the machine lacks something, with one line that says what. `gpu-check.sh` runs all parts.
 
 mod abort;
 mod collectives;

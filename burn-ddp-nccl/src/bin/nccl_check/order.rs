@@ -1,9 +1,9 @@
 //! NCCL reads a bucket after Burn's kernels have written it, because of the fence.
 //!
-//! Two buckets are written in turns, each behind a chain of matrix products, and given to NCCL at once. The matrix of the
-//! products moves rows by one, so the contents of the buckets are known exactly. They differ from round to round, since new
-//! memory may hold the bucket of the round before. NCCL works out of place: in place, an all-reduce of one rank does
-//! nothing, and would be right in any order.
+//! Two buckets are written in turns, each behind a chain of matrix products, and given to NCCL at once. The matrix of
+//! the products moves rows by one, so the contents of the buckets are known exactly. They differ from round to round,
+//! since new memory may hold the bucket of the round before. NCCL works out of place: in place, an all-reduce of one
+//! rank does nothing, and would be right in any order.
 //!
 //! Without the fence the same must go wrong; otherwise the first half has shown nothing.
 
@@ -74,8 +74,8 @@ fn backend<B: CudaBackend>(
     Ok(())
 }
 
-/// Returns whether NCCL has read the right contents of both buckets, and the time from their submission until the device was
-/// done.
+/// Returns whether NCCL has read the right contents of both buckets, and the time from their submission until the
+/// device was done.
 #[allow(unsafe_code)]
 fn round<B: CudaBackend>(
     chain: &mut Chain<B>,
@@ -96,8 +96,8 @@ fn round<B: CudaBackend>(
         let DeviceBuffer { address, fence, kept: memory, .. } = buffer;
         kept.push(memory);
         wait(fence)?;
-        // SAFETY: both ends are kept beyond the call. Without the fence the kernels that write the bucket still run, which is
-        // the purpose of the check.
+        // SAFETY: both ends are kept beyond the call. Without the fence the kernels that write the bucket still run,
+        // which is the purpose of the check.
         unsafe { all_reduce(comm, address, result.address(0), 2 * HALF) }?;
     }
     chain.sync()?;

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use burn_ddp::{Error, Result};
 
-/// Creates and locks `directory`; the lock keeps other runs out. Unless the run is resumed, the files that Burn wrote for an
-/// earlier one are removed: Burn would append to its metrics, and use those of later epochs as this run's. Other files
-/// stay.
+/// Creates and locks `directory`; the lock keeps other runs out. Unless the run is resumed, the files that Burn wrote
+/// for an earlier one are removed: Burn would append to its metrics, and use those of later epochs as this run's. Other
+/// files stay.
 pub(crate) fn prepare(directory: &Path, resumed: bool) -> Result<File> {
     let failed = |error| Error::io(format!("--artifacts {}", directory.display()), error);
     std::fs::create_dir_all(directory).map_err(failed)?;

@@ -63,8 +63,8 @@ impl Images {
     }
 }
 
-/// Both splits: the first `limit` training items, and a sixth of that, rounded up, of the test items, since the data set has
-/// six training items for each test item.
+/// Both splits: the first `limit` training items, and a sixth of that, rounded up, of the test items, since the data
+/// set has six training items for each test item.
 pub(crate) fn read(directory: &Path, limit: Option<usize>) -> Result<(Images, Images)> {
     for name in ["train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"] {
         let name = format!("{name}-ubyte.gz");
@@ -141,8 +141,8 @@ impl<B: Backend> Batcher<B, Item, Batch<B>> for ImageBatcher {
     }
 }
 
-/// The ids of this rank's items, one line for each micro-step, in the order of the training steps. Batchers run ahead on
-/// threads of their own, so the training step logs its batch.
+/// The ids of this rank's items, one line for each micro-step, in the order of the training steps. Batchers run ahead
+/// on threads of their own, so the training step logs its batch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BatchLog(Arc<Mutex<String>>);
 

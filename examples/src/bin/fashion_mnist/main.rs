@@ -13,8 +13,8 @@
 //!
 //! On a terminal rank 0 shows Burn's own screen (`q` stops); elsewhere it prints lines.
 //!
-//! This file has what a user of Burn's Learner writes; `model.rs` and `data.rs` do not depend on processes, except for the
-//! normalization.
+//! This file has what a user of Burn's Learner writes; `model.rs` and `data.rs` do not depend on processes, except for
+//! the normalization.
 
 mod args;
 mod artifacts;
@@ -62,8 +62,8 @@ impl Program for Trainer<'_> {
     }
 }
 
-/// Trains and tests as one rank of `group`. `Autodiff<Ddp<B>>` is the one type that a program for one device has to change:
-/// it had `Autodiff<B>`.
+/// Trains and tests as one rank of `group`. `Autodiff<Ddp<B>>` is the one type that a program for one device has to
+/// change: it had `Autodiff<B>`.
 fn train<B: Backend>(
     group: &ProcessGroup<Ddp<B>>,
     args: &Args,
@@ -118,8 +118,8 @@ fn say_setup<B: Backend>(
     ))
 }
 
-/// Trains `model` by Burn's Learner; returns the trained model, and the interrupter, which has a message if the training
-/// was stopped.
+/// Trains `model` by Burn's Learner; returns the trained model, and the interrupter, which has a message if the
+/// training was stopped.
 fn fit<B: Backend>(
     group: &ProcessGroup<Ddp<B>>,
     args: &Args,

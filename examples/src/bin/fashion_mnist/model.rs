@@ -29,8 +29,8 @@ pub(crate) enum Norm {
 const CHANNELS: [usize; 2] = [8, 16];
 const HIDDEN: usize = 128;
 
-/// Two convolutions and two linear layers, all of them smooth: at the kink of a maximum or ReLU a rounding error becomes a
-/// different gradient, and runs that differ in rounding alone drift apart.
+/// Two convolutions and two linear layers, all of them smooth: at the kink of a maximum or ReLU a rounding error
+/// becomes a different gradient, and runs that differ in rounding alone drift apart.
 #[derive(Module, Debug)]
 pub(crate) struct Classifier<B: Backend> {
     blocks: Vec<Block<B>>,
@@ -48,8 +48,8 @@ struct Block<B: Backend> {
 }
 
 impl<B: Backend> Classifier<B> {
-    /// A model whose normalization, if it is synchronized, uses the statistics of all ranks of the group. The other weights
-    /// do not depend on the norm.
+    /// A model whose normalization, if it is synchronized, uses the statistics of all ranks of the group. The other
+    /// weights do not depend on the norm.
     pub(crate) fn new<G: Backend>(
         norm: Norm,
         dropout: f64,

@@ -51,8 +51,8 @@ impl Log {
 }
 
 impl JsonLines {
-    /// Writes one line without a buffer: a process that is killed leaves every step that it finished. A line that does not
-    /// fit on the disk is removed.
+    /// Writes one line without a buffer: a process that is killed leaves every step that it finished. A line that does
+    /// not fit on the disk is removed.
     fn write(&mut self, record: &Record) -> Result<()> {
         let failed = |error| Error::io(format!("--log-json {}: cannot write", self.path.display()), error);
         let line = serde_json::to_string(record).map_err(|error| failed(error.into()))? + "\n";

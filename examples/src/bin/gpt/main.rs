@@ -7,18 +7,18 @@
 //! cargo run --release --features cuda --bin gpt -- --backend cuda --nproc 2    # the same on two GPUs
 //! ```
 //!
-//! All of them train alike (but for rounding), because the *global batch* is the constant: `--total-batch-tokens` tokens
-//! per optimizer step, one contiguous stretch of the text, whatever the number of processes. It is cut into
-//! micro-batches of `--batch-size` rows of `--seq-len` tokens, and with
-//! A = total / (batch size * sequence length * processes) rank r takes the micro-batches r*A to r*A+A-1, one after the
-//! other, and averages gradients with its peers once. With `--reproducible` not even rounding depends on the number of
-//! processes, as long as it is a power of two.
+//! All of them train alike (but for rounding), because the *global batch* is the constant: `--total-batch-tokens`
+//! tokens per optimizer step, one contiguous stretch of the text, whatever the number of processes. It is cut into
+//! micro-batches of `--batch-size` rows of `--seq-len` tokens, and with A = total / (batch size * sequence length *
+//! processes) rank r takes the micro-batches r*A to r*A+A-1, one after the other, and averages gradients with its peers
+//! once. With `--reproducible` not even rounding depends on the number of processes, as long as it is a power of two.
 //!
-//! `--layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 --batch-size 1` is the smallest GPT-2, of 124 million
-//! parameters.
+//! `--layers 12 --heads 12 --embd 768 --seq-len 1024 --tokenizer gpt2 --batch-size 1` is the smallest GPT-2, of 124
+//! million parameters.
 //!
-//! Read [`train`] first: it has everything that a training loop for one process must change. [`plan`] cuts the global batch;
-//! [`text`] and [`model`] do not depend on processes; [`optimizer`], [`log`] and [`args`] are those of any trainer.
+//! Read [`train`] first: it has everything that a training loop for one process must change. [`plan`] cuts the global
+//! batch; [`text`] and [`model`] do not depend on processes; [`optimizer`], [`log`] and [`args`] are those of any
+//! trainer.
 
 pub(crate) mod args;
 pub(crate) mod log;

@@ -8,8 +8,8 @@ use super::args::{Args, is_pipe, neighbours};
 use super::model::GptConfig;
 use super::text::{DEFAULT_TEXT, Text};
 
-/// The plan for arguments, text and number of processes. Its constructor checks all of them, before a process is started or
-/// a file is written.
+/// The plan for arguments, text and number of processes. Its constructor checks all of them, before a process is
+/// started or a file is written.
 pub(crate) struct Plan {
     pub(crate) text: Text,
     pub(crate) model: GptConfig,

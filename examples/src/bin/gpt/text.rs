@@ -57,9 +57,9 @@ impl Text {
     }
 }
 
-/// The range of micro-batch `micro` of optimizer step `step` in the training text. It depends on the global batch alone, so
-/// the order is the same for every world size. When the next global batch, with the one token behind it that is its last
-/// target, does not fit, the text starts again from its beginning on all ranks.
+/// The range of micro-batch `micro` of optimizer step `step` in the training text. It depends on the global batch
+/// alone, so the order is the same for every world size. When the next global batch, with the one token behind it that
+/// is its last target, does not fit, the text starts again from its beginning on all ranks.
 pub(crate) fn stretch(
     train_tokens: usize,
     total: usize,

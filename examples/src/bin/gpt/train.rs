@@ -31,9 +31,9 @@ fn micro_step<B: AutodiffBackend>(
     MicroStep::new(grads).with_loss(loss)
 }
 
-/// Mean loss over all whole windows of the held-out text. Rank r evaluates the windows whose index is r modulo the world
-/// size and has zero for the others, so the sum over ranks is exact. All losses are then added in the order of the text,
-/// whatever the world size.
+/// Mean loss over all whole windows of the held-out text. Rank r evaluates the windows whose index is r modulo the
+/// world size and has zero for the others, so the sum over ranks is exact. All losses are then added in the order of
+/// the text, whatever the world size.
 fn evaluate<B: Backend>(model: &Gpt<B>, plan: &Plan, group: &ProcessGroup<B>) -> Result<f64> {
     let mut losses = vec![0.0_f32; plan.held_out_windows()];
     let device = group.device();

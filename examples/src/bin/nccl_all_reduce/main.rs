@@ -5,10 +5,10 @@
 //! cargo run --release --features cuda --bin nccl_all_reduce -- --nproc 4 --min-bytes 1M --max-bytes 1G
 //! ```
 //!
-//! The columns are those of `all_reduce_perf` of NVIDIA's nccl-tests, for f32 and sums, out of place; `raw.rs` has all of NCCL
-//! that this needs. One difference: each all-reduce is waited for before the next one begins, as an optimizer step does, so
-//! small sizes include the latency of a launch and a wait. The last column is `ProcessGroup::all_reduce` of a tensor of that
-//! size, with the copy of the tensor into a bucket and the fence between Burn's stream and NCCL's.
+//! The columns are those of `all_reduce_perf` of NVIDIA's nccl-tests, for f32 and sums, out of place; `raw.rs` has all
+//! of NCCL that this needs. One difference: each all-reduce is waited for before the next one begins, as an optimizer
+//! step does, so small sizes include the latency of a launch and a wait. The last column is `ProcessGroup::all_reduce`
+//! of a tensor of that size, with the copy of the tensor into a bucket and the fence between Burn's stream and NCCL's.
 //!
 //! Each size is verified on all ranks, both ways, before it is timed. A sum that is wrong ends the program.
 //!

@@ -71,8 +71,8 @@ impl Raw {
     pub(crate) fn all_reduce(&mut self, count: usize) -> Result<()> {
         self.send.holds(count)?;
         let (send, recv) = (self.send.address as *const c_void, self.recv.address as *mut c_void);
-        // SAFETY: memory of this device with room for `count` elements, which nothing else uses before the wait is over. On an
-        // error the communicator has been aborted.
+        // SAFETY: memory of this device with room for `count` elements, which nothing else uses before the wait is
+        // over. On an error the communicator has been aborted.
         unsafe {
             self.comm.start_all_reduce(&[Span { send, recv, count }], DType::F32, ReduceOp::Sum)?;
         }
