@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What can be shown on a GPU only: burn-ddp-nccl/gpu-check.sh [DIR]
+# Checks that need a GPU: burn-ddp-nccl/gpu-check.sh [DIR]
 #
-# Runs prebuilt programs of DIR (target/release, or target/debug) on this machine, the most telling first, each with a limit
-# of its own, and prints a table. Exit code: 1 if a part failed; 2 and one line, without a table, where something is missing.
-# To build for a machine with CUDA 12.8 or later, also where there is none:
+# Runs prebuilt programs of DIR (target/release, or target/debug) on this machine, the most important first, each with a
+# time limit of its own, and prints a table. Exit code: 1 if a part failed; 2 and one line, without a table, where
+# something is missing. To build for a machine with CUDA 12.8 or later, also where there is none:
 #
 #   export CUDARC_CUDA_VERSION=12080
 #   cargo build --release -p burn-ddp-nccl --features check --bin nccl_check
@@ -22,7 +22,7 @@ if [ -z "$dir" ]; then
   [ -x "$dir/nccl_check" ] || dir=$target/debug
 fi
 dir=$(realpath -m "$dir")
-# The environment of a launcher, or of somebody's last experiment, would change what is measured.
+# Variables of a launcher, or of an earlier experiment, would change the measurements.
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT BURN_DDP_COMM BURN_DDP_CONNECT_ALONE
 
 tmp=$(mktemp -d) || exit 2
@@ -36,10 +36,10 @@ first() {
   return 1
 }
 
-# The linker's cache knows a library by name.
+# Path of a library in the linker's cache.
 cached() { PATH=$PATH:/usr/sbin:/sbin ldconfig -p 2>/dev/null | awk -v name="$1" 'index($1, name) == 1 { print $NF; exit }'; }
 
-# --- what the machine has ---------------------------------------------------------------------------------------------
+# --- requirements -----------------------------------------------------------------------------------------------------
 
 sites=()
 while IFS= read -r site; do [ -d "$site/nvidia" ] && sites+=("$site"); done < <(
@@ -62,7 +62,7 @@ fi
 nccl=$(first "${BURN_DDP_NCCL_LIB:-}" "$(cached libnccl.so.2)" ${nccl_wheels[@]+"${nccl_wheels[@]}"}) ||
   missing+=("libnccl.so.2: pip install nvidia-nccl-cu12, or the package libnccl2, or set BURN_DDP_NCCL_LIB")
 
-# Compiler and headers should be of one version: first where both are.
+# Compiler and headers should have one version: places with both come first.
 nvrtc="" headers=""
 for cuda in "${cuda_roots[@]}" ${cuda_wheels[@]+"${cuda_wheels[@]}"}; do
   [ -n "$cuda" ] || continue
@@ -88,11 +88,11 @@ if [ ${#missing[@]} -gt 0 ]; then
   exit 2
 fi
 
-# Libraries are looked for under their plain names, and may look for others beside themselves.
+# The programs load libraries by their plain names, and a library may load others from its own folder.
 mkdir -p "$tmp/lib" "$tmp/cuda"
 ln -s "$nvrtc" "$tmp/lib/libnvrtc.so"
 ln -s "$headers" "$tmp/cuda/include"
-# Of CUDA 12's wheels, each has a folder; the C++ headers are looked for in include/cccl.
+# Each of CUDA 12's wheels has a folder of its own; the compiler searches the C++ headers in include/cccl.
 cccl=$(dirname "$(dirname "$headers")")/cuda_cccl/include
 if [ -d "$cccl" ] && [ ! -e "$headers/cccl" ]; then
   rm "$tmp/cuda/include" && mkdir "$tmp/cuda/include"
@@ -112,7 +112,7 @@ echo "programs $dir"
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 
-# Programs run in one directory and keep there which kernels they chose and compiled: a later run takes the same.
+# All programs run in one directory, in which they cache the kernels that they chose and compiled for later runs.
 cd "$tmp" || exit 1
 printf '[autotune]\ncache = "local"\n[compilation]\ncache = "local"\n' >cubecl.toml
 
@@ -132,7 +132,7 @@ row() {
   [ "$2" = PASS ] || failed=$((failed + 1))
 }
 
-# A launcher writes the rank in front of each line.
+# Lines of the log with this verdict. A launcher prefixes each line with the rank.
 said() { grep -E "$1" "^(\[[^]]*\] )?$2 " "$tmp/log"; }
 
 # part NAME LIMIT PROGRAM ARGUMENTS..: a row, with the output in $tmp/log.
@@ -157,7 +157,7 @@ part() {
       line=$(tail -n 1 "$tmp/log")
       if [ "$program" = nccl_check ]; then
         line="$(said -c PASS) checks"
-        # A program that ends without a word has checked nothing.
+        # A program without output has checked nothing.
         if ! said -q PASS || said -q FAIL; then
           verdict=FAIL line="exit code 0, but: $line passed, $(said -c FAIL) failed"
         fi
@@ -195,9 +195,9 @@ apart() {
 }
 batch=${GPU_CHECK_BATCH:-8}
 steps=${GPU_CHECK_STEPS:-35}
-# Kernels are chosen and compiled, which no other run has to wait for then.
+# The warm-up chooses and compiles kernels, so that later runs find them in the cache.
 gpt "warm-up" "${limit[gpt_first]}" 3
-# Plain and NCCL in turns, so that what drifts with time (clocks, temperature) meets both alike.
+# Plain and NCCL in turns, so that drift (clocks, temperature) affects both alike.
 gpt "plain 1" "${limit[gpt]}" "$steps"
 BURN_DDP_CONNECT_ALONE=1 BURN_DDP_COMM=nccl gpt "nccl 1" "${limit[gpt]}" "$steps"
 gpt "plain 2" "${limit[gpt]}" "$steps"
@@ -218,8 +218,8 @@ if [ -n "$complete" ]; then
       (ratio <= 1.02 ? "PASS" : "FAIL"), plain, a, b, nccl, x, y, ratio, beside
   }')
   row "gpt cost of a group" "${compared%% *}" - "${compared#* }"
-  # Kernels may be chosen anew in each run; then two plain runs differ as well, and NCCL may differ as they do. Where they do
-  # not, a gradient that went through a bucket may still be fused with other operations, and round elsewhere.
+  # Kernels may be chosen anew in each run; then two plain runs differ too, and NCCL may differ as much. If they do not,
+  # a gradient that was in a bucket may still be fused with other operations, which rounds differently.
   plain=$(apart "$tmp/plain-1.json" "$tmp/plain-2.json") nccl=$(apart "$tmp/plain-1.json" "$tmp/nccl-1.json")
   verdict=$(awk -v plain="$plain" -v nccl="$nccl" \
     'BEGIN { print (plain != "" && nccl != "" && (nccl + 0 <= 10 * plain || nccl + 0 <= 1e-4)) ? "PASS" : "FAIL" }')

@@ -1,8 +1,8 @@
-//! What `Ddp<B>` costs without a process group: a training step on `Ddp<Flex>` against the same step on `Flex`.
+//! Cost of `Ddp<B>` without a process group: a training step on `Ddp<Flex>` against the same step on `Flex`.
 //!
-//! The two are equal in every bit, which is checked before anything is timed. They are measured in turns within one
-//! run, first the one and then the other ahead, because the difference looked for is smaller than what a machine
-//! drifts between two benchmarks. The last line is the result: the median over all pairs of steps.
+//! The two are equal in every bit, which is checked before times are taken. They are measured in turns within one run,
+//! each first in every other pair, because their difference is smaller than a machine's drift between two benchmarks.
+//! The last line is the result: the median over all pairs of steps.
 //!
 //! `cargo bench -p burn-ddp-benches --bench decorator`
 

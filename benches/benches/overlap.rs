@@ -1,10 +1,10 @@
-//! Communication behind the backward pass: from the start of `backward()` to reduced gradients, with overlap and
-//! without, beside the backward pass alone and the communication alone.
+//! Communication during the backward pass: the time from the start of `backward()` to reduced gradients, with overlap
+//! and without, and the times of the backward pass alone and of the communication alone.
 //!
-//! Where communication takes as long as the backward pass, there is most to gain: `--balance` chooses the batch so. The four
-//! alternate; ranks pass a barrier before each, and the backward pass alone ends with one: the slowest rank's is what there is
-//! to hide behind. Before that, the reduced gradients of both ways
-//! are compared with the mean of all ranks' own.
+//! Overlap gains most if communication takes as long as the backward pass: `--balance` chooses the batch so. The four
+//! alternate, and ranks pass a barrier before each. The backward pass alone ends with a barrier too, since
+//! communication can overlap with the backward pass of the slowest rank. First the reduced gradients, with and without
+//! overlap, are compared with the mean of all ranks' own.
 //!
 //! ```sh
 //! cargo bench -p burn-ddp-benches --features overlap --bench overlap
@@ -14,20 +14,16 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module};
 use burn::optim::GradientsParams;
-use burn_ddp::{DType, Ddp, Error, MicroStep, ProcessGroup, Rank, Replica, ReplicaOptions, Result};
+use burn_ddp::{DType, Error, MicroStep, Rank, Replica, ReplicaOptions, Result};
 use burn_ddp_benches::csv::Measurement;
 use burn_ddp_benches::gradients::Parameters;
 use burn_ddp_benches::model::{Batch, Shape, Transformer};
-use burn_ddp_benches::ranks::{Ranks, say};
+use burn_ddp_benches::ranks::{B, Group, Ranks, say};
 use burn_ddp_benches::times::Times;
-use burn_flex::{Flex, FlexDevice};
+use burn_flex::FlexDevice;
 use clap::Parser;
-
-type B = Autodiff<Ddp<Flex>>;
-type Group = ProcessGroup<Ddp<Flex>>;
 
 /// From the start of the backward pass to reduced gradients, with overlap and without
 #[derive(Parser)]
@@ -47,13 +43,13 @@ struct Args {
     iterations: usize,
 }
 
-/// A model that is reduced in one way.
-struct Way {
+/// A model and its replica, with overlap or without.
+struct Training {
     model: Transformer<B>,
     replica: Replica<B>,
 }
 
-impl Way {
+impl Training {
     fn new(shape: &Shape, group: &Group, bucket: Option<usize>, overlap: bool) -> Result<Self> {
         let options = ReplicaOptions::new().with_overlap(overlap);
         let options = bucket.map_or(options.clone(), |bytes| options.with_bucket_bytes(bytes));
@@ -99,7 +95,7 @@ impl Way {
 
     /// Compares one reduction with the mean of all ranks' own gradients.
     fn verify(&mut self, group: &Group, batch: &Batch<B>) -> Result<Parameters> {
-        // A model that no replica knows: nothing takes its gradients in the backward pass.
+        // A model without a replica: nothing takes its gradients in the backward pass.
         let copy = self.model.valid().train::<B>();
         let mine = GradientsParams::from_grads(copy.loss(batch).backward(), &copy);
         let gradients = GradientsParams::from_grads(self.model.loss(batch).backward(), &self.model);
@@ -112,20 +108,15 @@ impl Way {
 }
 
 impl Args {
-    fn rank(&self) -> Result<()> {
-        let group = ProcessGroup::from_env(&FlexDevice)?;
-        group.finish(self.compare(&group))
-    }
-
     fn compare(&self, group: &Group) -> Result<()> {
         let (rank, world) = (group.rank(), group.world_size());
         let mut shape = self.shape;
-        let mut without = Way::new(&shape, group, self.bucket_bytes, false)?;
+        let mut without = Training::new(&shape, group, self.bucket_bytes, false)?;
         if self.balance {
-            shape.batch = balanced(&shape, group, &mut without)?;
+            shape.batch = balanced_batch(&shape, group, &mut without)?;
         }
         let batch = Batch::new(&shape, rank.0, &FlexDevice);
-        let mut with = Way::new(&shape, group, self.bucket_bytes, true)?;
+        let mut with = Training::new(&shape, group, self.bucket_bytes, true)?;
         let parameters = without.verify(group, &batch)?;
         with.verify(group, &batch)?;
 
@@ -168,11 +159,11 @@ impl Args {
 }
 
 /// The batch whose backward pass takes as long as the communication, the same on all ranks.
-fn balanced(shape: &Shape, group: &Group, way: &mut Way) -> Result<usize> {
+fn balanced_batch(shape: &Shape, group: &Group, training: &mut Training) -> Result<usize> {
     let batch = Batch::new(shape, group.rank().0, &FlexDevice);
     let [mut communication, mut backward] = [const { Vec::new() }; 2];
     for iteration in 0..6 {
-        let pair = (way.communicate(group, &batch)?, way.run_apart(group, &batch)?.1);
+        let pair = (training.communicate(group, &batch)?, training.run_apart(group, &batch)?.1);
         // The first ones warm up.
         if iteration > 0 {
             communication.push(pair.0);
@@ -188,5 +179,5 @@ fn balanced(shape: &Shape, group: &Group, way: &mut Way) -> Result<usize> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    args.ranks.run("overlap", |_| Ok(Vec::new()), || args.rank())
+    args.ranks.run_group("overlap", |_| Ok(Vec::new()), |group| args.compare(group))
 }

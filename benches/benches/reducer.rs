@@ -1,9 +1,9 @@
 //! The gradients of a model of 30 million parameters through `Replica::reduce`: one bucket per parameter against the
 //! default plan.
 //!
-//! The gradients hold whole numbers of a known sum; each rank compares every element of the mean before and after times are
-//! taken. Meanwhile the result of a reduction is the input of the next. Ranks pass a barrier before each, and
-//! the time is rank 0's.
+//! The gradients are whole numbers of a known sum; each rank compares every element of the mean before and after times
+//! are taken. In between the result of a reduction is the input of the next. Ranks pass a barrier before each, and the
+//! time is rank 0's.
 //!
 //! ```sh
 //! cargo bench -p burn-ddp-benches --bench reducer -- --nproc 1,2,4
@@ -12,17 +12,14 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn::backend::Autodiff;
-use burn_ddp::{DType, Ddp, Error, ProcessGroup, Replica, ReplicaOptions, Result};
+use burn_ddp::{DType, Error, Replica, ReplicaOptions, Result};
 use burn_ddp_benches::csv::Measurement;
 use burn_ddp_benches::gradients::Parameters;
 use burn_ddp_benches::model::{Shape, Transformer};
-use burn_ddp_benches::ranks::{Ranks, say};
+use burn_ddp_benches::ranks::{B, Group, Ranks, say};
 use burn_ddp_benches::times::Times;
-use burn_flex::{Flex, FlexDevice};
+use burn_flex::FlexDevice;
 use clap::Parser;
-
-type B = Autodiff<Ddp<Flex>>;
 
 /// A model's gradients through the reducer: one bucket per parameter against the default plan
 #[derive(Parser)]
@@ -42,12 +39,7 @@ fn value(parameter: usize, element: usize) -> f32 {
 }
 
 impl Args {
-    fn rank(&self) -> Result<()> {
-        let group = ProcessGroup::from_env(&FlexDevice)?;
-        group.finish(self.both(&group))
-    }
-
-    fn both(&self, group: &ProcessGroup<Ddp<Flex>>) -> Result<()> {
+    fn both(&self, group: &Group) -> Result<()> {
         let plans = [
             ("reduce_each", "one per parameter", ReplicaOptions::new().with_bucket_bytes(1)),
             ("reduce", "default", ReplicaOptions::new()),
@@ -61,13 +53,7 @@ impl Args {
         plans.into_iter().try_for_each(|(bench, plan, options)| self.measure(group, bench, plan, options))
     }
 
-    fn measure(
-        &self,
-        group: &ProcessGroup<Ddp<Flex>>,
-        bench: &'static str,
-        plan: &str,
-        options: ReplicaOptions,
-    ) -> Result<()> {
+    fn measure(&self, group: &Group, bench: &'static str, plan: &str, options: ReplicaOptions) -> Result<()> {
         let (rank, world) = (group.rank(), group.world_size());
         let (model, mut replica) =
             Replica::<B>::new(Transformer::new(&self.shape, &FlexDevice), group, options)?;
@@ -78,7 +64,7 @@ impl Args {
             let checked = parameters.check::<B>(&reduced, |p, e| value(p, e) * (world + 1) as f32 / 2.0);
             checked
                 .map_err(|error| Error::new(error.kind(), format!("reduced wrongly on {rank}: {error}")))?;
-            // A rank that found a miss does not come here, and then nobody goes on.
+            // A rank with a wrong element does not reach this call, and then no rank continues.
             group.barrier()?;
             Ok::<_, Error>(reduced)
         };
@@ -111,5 +97,5 @@ impl Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    args.ranks.run("reducer", |_| Ok(Vec::new()), || args.rank())
+    args.ranks.run_group("reducer", |_| Ok(Vec::new()), |group| args.both(group))
 }

@@ -1,15 +1,15 @@
 //! A training step of a transformer of 30 million parameters on 1 to N ranks, with gradient synchronization on and off.
 //!
-//! Off is what PyTorch's `no_sync` with an optimizer step is: every rank trains alone. Steps of both kinds take turns. A step
-//! lasts from the moment when all ranks are ready to the one when all are done, on or off, so that what on adds is the
-//! reduction and not the wait for the slowest rank. What counts are the median of each kind and that of the differences
-//! between neighbours. Before that, each gradient is compared with the mean of all ranks' own, and the parameters of all
-//! ranks are compared by hash.
+//! Off is PyTorch's `no_sync` with an optimizer step: every rank trains alone. Steps of both kinds take turns. A step
+//! lasts from the moment when all ranks are ready until all are done, on or off, so that the difference is the
+//! reduction and not the wait for the slowest rank. The results are the median of each kind and of the differences
+//! between neighbours. Before that, each gradient is compared with the mean of all ranks' own, and the parameters of
+//! all ranks are compared by hash.
 //!
-//! The peak of memory (VmHWM) is taken before anything is verified, on all ranks, and compared with a process that
-//! trains alone and knows no ranks: the same program, shape and number of steps.
+//! The peak of memory (VmHWM) of all ranks is read before the verification and compared with that of a process that
+//! trains alone, without ranks: the same program, shape and number of steps.
 //!
-//! Tensors of some MiB that come and go in every step cost more page faults than anything else costs that is measured
+//! Tensors of some MiB that are allocated in every step cause page faults, which cost more than anything else measured
 //! here, and unevenly, so let the allocator keep memory:
 //!
 //! ```sh
@@ -20,22 +20,20 @@
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
 use burn_ddp::bucket::BUCKET_BYTES;
-use burn_ddp::{DType, Ddp, Error, MicroStep, ProcessGroup, Replica, ReplicaOptions, Result};
+use burn_ddp::{DType, Ddp, Error, MicroStep, Replica, ReplicaOptions, Result};
 use burn_ddp_benches::csv::Measurement;
 use burn_ddp_benches::gradients::Parameters;
 use burn_ddp_benches::memory;
 use burn_ddp_benches::model::{Batch, Shape, Transformer};
-use burn_ddp_benches::ranks::{Ranks, say};
+use burn_ddp_benches::ranks::{B, Group, Ranks, exit_code, say};
 use burn_ddp_benches::times::Times;
 use burn_flex::{Flex, FlexDevice};
 use clap::Parser;
 
-type B = Autodiff<Ddp<Flex>>;
 type Model = Transformer<B>;
 
 /// A training step on 1 to N ranks, gradient synchronization on against off
@@ -123,12 +121,7 @@ impl Args {
         }
     }
 
-    fn rank(&self) -> Result<()> {
-        let group = ProcessGroup::from_env(&FlexDevice)?;
-        group.finish(self.train(&group))
-    }
-
-    fn train(&self, group: &ProcessGroup<Ddp<Flex>>) -> Result<()> {
+    fn train(&self, group: &Group) -> Result<()> {
         let rank = group.rank();
         let (model, mut replica) =
             Replica::<B>::new(Model::new(&self.shape, &FlexDevice), group, ReplicaOptions::new())?;
@@ -193,8 +186,8 @@ impl Args {
     }
 }
 
-/// How long `step` takes all ranks.
-fn timed(group: &ProcessGroup<Ddp<Flex>>, step: impl FnOnce() -> Result<()>) -> Result<Duration> {
+/// The time of `step` on all ranks.
+fn timed(group: &Group, step: impl FnOnce() -> Result<()>) -> Result<Duration> {
     group.barrier()?;
     let start = Instant::now();
     step()?;
@@ -202,20 +195,20 @@ fn timed(group: &ProcessGroup<Ddp<Flex>>, step: impl FnOnce() -> Result<()>) -> 
     Ok(start.elapsed())
 }
 
-/// A model with the values and ids of `model` that no replica knows: nothing takes its gradients in a backward pass.
+/// A copy of `model`, ids included, without a replica: nothing takes its gradients in a backward pass.
 fn copy(model: &Model) -> Model {
     model.valid().train::<B>()
 }
 
-/// Compares all parameters and one reduction between the ranks, and returns the bytes of the parameters. `alone` has the
-/// same model and batch as `training`.
+/// Compares all parameters and one reduction between the ranks, and returns the bytes of the parameters. `alone` has
+/// the same model and batch as `training`.
 fn verify(training: &Training, alone: &Training, replica: &mut Replica<B>) -> Result<usize> {
     let group = replica.group().clone();
     replica.verify(training.model()?)?;
     let reduced = replica.reduce(training.model()?, training.gradients()?)?.grads;
     let parameters = Parameters::of(training.model()?);
     parameters.check_mean::<B>(&group, &alone.gradients()?, &reduced)?;
-    // A rank that found a miss does not come here, and then nobody goes on.
+    // A rank with a wrong element does not reach this call, and then no rank continues.
     group.barrier()?;
     Ok(parameters.bytes())
 }
@@ -223,13 +216,7 @@ fn verify(training: &Training, alone: &Training, replica: &mut Replica<B>) -> Re
 fn main() -> ExitCode {
     let args = Args::parse();
     if !args.alone {
-        return args.ranks.run("train_step", |nproc| args.peak_alone(nproc), || args.rank());
+        return args.ranks.run_group("train_step", |nproc| args.peak_alone(nproc), |group| args.train(group));
     }
-    match args.alone() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("train_step: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("train_step", args.alone())
 }

@@ -1,4 +1,4 @@
-//! One line per measurement, the same from ours and from the peers' programs.
+//! One line for each measurement, in the format that the programs of the peers write too.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -8,10 +8,10 @@ use burn_ddp::{DType, Error, Result};
 
 use crate::times::Times;
 
-/// What was measured.
+/// The subject of a measurement.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// What ran: `all_reduce`, `all_reduce_group`, `step_on`, `step_off`, ...
+    /// The benchmark: `all_reduce`, `all_reduce_group`, `step_on`, `step_off`, ...
     pub bench: &'static str,
     /// Type of the elements.
     pub dtype: DType,
@@ -22,7 +22,7 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Appends `bench,dtype,bytes,world,system,median,minimum` to `file`, times in µs; nothing without a file.
+    /// Appends `bench,dtype,bytes,world,system,median,minimum` to `file`, if there is one; times are in µs.
     ///
     /// # Errors
     /// `Io` with the file.

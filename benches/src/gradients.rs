@@ -1,4 +1,4 @@
-//! Gradients that can be compared.
+//! Gradients with known values, and their comparison.
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -17,19 +17,19 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Parameters {
 }
 
 impl Parameters {
-    /// Those of `model`, which draws its values now if it has not yet.
+    /// The parameters of `model`, which are initialized now if they have not been.
     pub fn of<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Self {
         let mut parameters = Self::default();
         model.visit(&mut parameters);
         parameters
     }
 
-    /// Bytes of all of them in f32.
+    /// Bytes of all parameters in f32.
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|(_, shape)| shape.iter().product::<usize>() * size_of::<f32>()).sum()
     }
 
-    /// A gradient for each, `value(parameter, element)`.
+    /// A gradient for each parameter; its elements are `value(parameter, element)`.
     pub fn gradients<B: AutodiffBackend>(
         &self,
         device: &B::Device,
@@ -64,10 +64,10 @@ impl Parameters {
         self.0.iter().map(values).collect()
     }
 
-    /// Compares `reduced` with what it must be: `value(parameter, element)`.
+    /// Checks that the elements of `reduced` are `value(parameter, element)`.
     ///
     /// # Errors
-    /// `Diverged` with the first element that is another.
+    /// `Diverged` with the first element that differs.
     pub fn check<B: AutodiffBackend>(
         &self,
         reduced: &GradientsParams,
@@ -84,8 +84,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Compares `reduced` with the mean over all ranks of `mine`, the gradients of this rank alone, which is
-    /// formed by a collective for each. All ranks must call it.
+    /// Compares `reduced` with the mean over all ranks of `mine`, the gradients of this rank alone; one collective for
+    /// each gradient computes that mean. All ranks must call it.
     ///
     /// # Errors
     /// `Diverged` with the first gradient whose difference is more than rounding.

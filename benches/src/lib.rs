@@ -1,8 +1,8 @@
-//! Parts that the benchmarks share.
+//! Shared parts of the benchmarks.
 //!
-//! Each benchmark is a program of several processes that starts itself ([`ranks`]), checks what it computes against a
-//! closed form ([`pattern`]) before and after it takes times ([`times`]), and prints a table besides one line per
-//! measurement for `compare.sh` ([`csv`]).
+//! Each benchmark is a program of several processes that starts itself ([`ranks`]). It checks its results against a
+//! closed form ([`pattern`], [`gradients`]) before and after it takes times ([`times`]), prints a table, and writes one
+//! line for each measurement for `compare.sh` ([`csv`]).
 
 pub mod csv;
 pub mod gradients;

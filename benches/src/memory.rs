@@ -1,11 +1,11 @@
-//! How much memory this process has used at most.
+//! Peak of this process's memory.
 
 use burn_ddp::{Error, Result};
 
 /// The peak of this process's resident memory in bytes, shared pages included (VmHWM).
 ///
 /// # Errors
-/// `Io` where there is no `/proc`, that is, anywhere but on Linux.
+/// `Io` without `/proc`, that is, on systems other than Linux.
 pub fn peak() -> Result<usize> {
     let path = "/proc/self/status";
     let status =

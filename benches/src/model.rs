@@ -48,7 +48,7 @@ struct Block<B: Backend> {
 }
 
 impl<B: Backend> Transformer<B> {
-    /// A model with values of its own; they are drawn when first looked at.
+    /// A model with random values; Burn draws them when they are first read.
     pub fn new(shape: &Shape, device: &B::Device) -> Self {
         let width = shape.width;
         let norm = || LayerNormConfig::new(width).init(device);
@@ -107,7 +107,7 @@ pub struct Batch<B: Backend> {
 }
 
 impl<B: Backend> Batch<B> {
-    /// Tokens that depend on `seed`.
+    /// A micro-batch of tokens that depend on `seed`.
     pub fn new(shape: &Shape, seed: usize, device: &B::Device) -> Self {
         let count = shape.batch * shape.tokens;
         let token = |index: usize| (((index + seed * count) * 2654435761) >> 7) % shape.vocabulary;

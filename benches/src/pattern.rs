@@ -1,9 +1,8 @@
-//! What the ranks put in, and what must come out.
+//! Inputs of the ranks, and the sum that must result.
 //!
-//! Element `i` of rank `r` is a whole number that depends on `i` with a prime period, which no chunk, segment or block
-//! is a multiple of: an element that lands in another's place is found out. The sum over ranks is a closed form
-//! that each rank computes alone, and it is exact in every type as long as the sums are (bf16 rounds once, as the
-//! library promises).
+//! Element `i` of rank `r` is a whole number that depends on `i` with a prime period. No chunk, segment or block is a
+//! multiple of that period, so an element in a wrong place is found. The sum over ranks is a closed form that each rank
+//! computes alone. It is exact in every type in which the sums are (bf16 rounds once, as the library promises).
 
 use burn_ddp::{DType, Error, ErrorKind, Rank, Result};
 use half::{bf16, f16};
@@ -24,14 +23,14 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// What `rank` puts in.
+    /// The input of `rank`.
     pub fn of_rank(dtype: DType, rank: Rank) -> Self {
         Self::of(dtype, |index| value(index) * (rank.0 + 1) as f64)
     }
 
-    /// The sum of what `world_size` ranks put in.
+    /// The sum of the inputs of `world_size` ranks.
     pub fn sum(dtype: DType, world_size: usize) -> Self {
-        // A type may not hold what a rank puts in: what counts is what it holds instead.
+        // A type may round or wrap an input: the sum is that of the values that it holds.
         let put_in = |index, rank| decode(dtype, &encode(dtype, value(index) * (rank + 1) as f64));
         Self::of(dtype, |index| (0..world_size).map(|rank| put_in(index, rank)).sum())
     }
@@ -41,17 +40,17 @@ impl Pattern {
         Self { dtype, bytes: (0..PERIOD).flat_map(element).collect() }
     }
 
-    /// Fills `data`.
+    /// Fills `data` with the pattern.
     pub fn fill(&self, data: &mut [u8]) {
         for block in data.chunks_mut(self.bytes.len()) {
             block.copy_from_slice(&self.bytes[..block.len()]);
         }
     }
 
-    /// Compares every element of `data`.
+    /// Compares every element of `data` with the pattern.
     ///
     /// # Errors
-    /// `Diverged` with the first element that is another.
+    /// `Diverged` with the first element that differs.
     pub fn check(&self, data: &[u8]) -> Result<()> {
         let (period, size) = (self.bytes.len(), self.dtype.size());
         let blocks = data.chunks(period).enumerate();
@@ -72,7 +71,7 @@ impl Pattern {
     }
 }
 
-/// `value` in the first bytes, in the machine's order; integers wrap.
+/// `value` in the first bytes of the result, in the machine's byte order; integers wrap.
 fn encode(dtype: DType, value: f64) -> [u8; 8] {
     let mut bytes = [0; 8];
     let mut put = |element: &[u8]| bytes[..element.len()].copy_from_slice(element);

@@ -1,9 +1,9 @@
-//! Numbers of bytes as people write them.
+//! Numbers of bytes with units.
 
 /// `4096`, `4KiB`, `1MiB` or `1GiB` in bytes.
 ///
 /// # Errors
-/// What is wrong with `text`.
+/// A text that is no number of bytes, with the reason.
 pub fn parse(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let shift = match &text[digits.len()..] {

@@ -1,4 +1,4 @@
-//! Times of one thing done often.
+//! Times of equal iterations.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Times(Vec<f64>);
 
 impl Times {
-    /// Those of `durations`, at least one.
+    /// The times of `durations`, of which there is at least one.
     pub fn new(durations: impl IntoIterator<Item = Duration>) -> Self {
         let mut times: Vec<f64> = durations.into_iter().map(|time| time.as_secs_f64() * 1e6).collect();
         assert!(!times.is_empty(), "no iteration was timed");
@@ -15,7 +15,7 @@ impl Times {
         Self(times)
     }
 
-    /// By how much each of `longer` is longer than its counterpart, which may be less than nothing.
+    /// The difference of each of `longer` to its counterpart in `shorter`, which may be negative.
     pub fn of_differences(longer: &[Duration], shorter: &[Duration]) -> Self {
         assert!(!longer.is_empty() && longer.len() == shorter.len(), "no pairs were timed");
         let difference =
@@ -25,12 +25,12 @@ impl Times {
         Self(times)
     }
 
-    /// The shortest, in µs.
+    /// The shortest time in µs.
     pub fn minimum(&self) -> f64 {
         self.0[0]
     }
 
-    /// The one in the middle, in µs; the later of two.
+    /// The median in µs; of an even number of times the upper one of the two in the middle.
     pub fn median(&self) -> f64 {
         self.0[self.0.len() / 2]
     }

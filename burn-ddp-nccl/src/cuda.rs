@@ -1,25 +1,25 @@
-//! CUDA tensors of Burn, with and without fusion, as memory.
+//! The memory of Burn's CUDA tensors, with and without fusion.
 //!
-//! What this rests on, in the sources of cubecl 0.10 and Burn 0.21:
+//! The module relies on these facts, read in the sources of cubecl 0.10 and Burn 0.21:
 //!
-//! - **A thread has a stream.** Operations go to the stream of the thread that called them (`StreamId::current`), also
-//!   through fusion: its device thread takes on the caller's id for each task. `client.sync()` records an event
-//!   on the stream of the thread that calls it, before it returns; what it returns only waits. So called here, behind the
-//!   operations that filled the bucket, it is the bucket's fence, and it may be waited for anywhere.
+//! - **Each thread has its own stream.** Operations run on the stream of the thread that called them
+//!   (`StreamId::current`), also through fusion, whose device thread takes on the caller's id for each task.
+//!   `client.sync()` records an event on the stream of the calling thread before it returns; the future that it returns
+//!   only waits. Called here, behind the operations that filled the bucket, it is the bucket's fence, and any thread
+//!   may wait for it.
 //! - **A handle does not wait for its last write.** cubecl makes a stream wait for the *allocation* of a handle that
-//!   another stream made, and a bucket is one allocation and then writes in place. So no other thread could ask cubecl for
-//!   the bucket and be right: hence the fence. The stream itself cannot be had from outside, so NCCL's cannot wait for
-//!   it either, and a thread has to.
-//! - **An event needs no current context** to be waited for: cubecl's own collector does it on a thread without one.
-//!   The communication thread has the primary context, which is cubecl's too.
-//! - **Fusion is lazy.** Resolving a tensor runs what is queued for it. It takes a clone, which is what tells fusion's queue
-//!   that the tensor was read. Then the tensor goes: in flight a bucket is outside of fusion, as a plain handle, and it is
-//!   registered anew when it comes back, on the thread that waits for it. Fusion tensors belong to the stream of the
-//!   thread that made them, and one that is cut up by another thread is kept until the first computes again, for ever if
-//!   it has ended.
-//! - **Memory lives as long as a handle** of it does, and a bucket has one handle.
+//!   another stream made, and a bucket is one allocation and then writes in place. So another thread that asked cubecl
+//!   for the bucket could read it too early: hence the fence. The stream cannot be reached from outside, so NCCL's
+//!   stream cannot wait for it either, and a thread has to.
+//! - **An event can be waited for without a current context**: cubecl's own collector does so. The communication thread
+//!   has the primary context, which is cubecl's too.
+//! - **Fusion is lazy.** Resolving a tensor runs the operations that are queued for it. It resolves a clone, which
+//!   tells fusion's queue that the tensor was read. In flight a bucket is a plain handle outside of fusion; it is
+//!   registered anew on the thread that waits for it. Fusion tensors belong to the stream of the thread that made them,
+//!   and one that another thread cuts up is kept until the first thread computes again, which may be never.
+//! - **Memory lives as long as its handles**, and a bucket has one handle.
 //!
-//! A bucket has one dimension: its rows are not padded, so its elements lie side by side (checked).
+//! A bucket has one dimension: its rows are not padded, so its elements are contiguous (checked).
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -39,13 +39,13 @@ use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::future::block_on;
 use cubecl::prelude::ComputeClient;
 
-use crate::NcclBackend;
 use crate::device_buffer::{DeviceAccess, DeviceBuffer, Fence};
+use crate::process_group::NcclBackend;
 
 /// A backend whose tensors lie in the memory of a CUDA device: Burn's `Cuda` with and without its feature `fusion`, and
 /// [`Ddp`] of either.
 pub trait CudaBackend: Backend<Device = CudaDevice> {
-    /// The memory of `tensor`, for which everything that is queued has been enqueued on the device.
+    /// The memory of `tensor`, after all operations that are queued for it were enqueued on the device.
     fn resolve(tensor: AnyTensor<Self>) -> CubeTensor<CudaRuntime>;
 
     /// A tensor of this memory.
@@ -114,7 +114,7 @@ impl<B: CudaBackend> CudaBackend for Ddp<B> {
     }
 }
 
-/// `tensor` as the kind that its `dtype` is of.
+/// `tensor` in the variant for its `dtype`.
 fn of_kind<B, T>(dtype: DType, tensor: T) -> AnyTensor<B>
 where
     B: Backend + BackendTypes<FloatTensorPrimitive = T, IntTensorPrimitive = T, BoolTensorPrimitive = T>,
@@ -142,7 +142,8 @@ impl<B: CudaBackend> NcclBackend for B {
     }
 }
 
-/// What Burn compiles its kernels with when they run first; without it cubecl panics in a thread of its own.
+/// One sentence for each part of the CUDA compiler that is missing. Burn compiles its kernels when they first run;
+/// without the compiler cubecl panics in a thread of its own.
 fn missing_compiler() -> Vec<String> {
     let mut missing = Vec::new();
     // SAFETY: only tries to load the library, whose initializers are NVIDIA's.
@@ -162,17 +163,17 @@ fn missing_compiler() -> Vec<String> {
     missing
 }
 
-/// Reaches the tensors of every [`CudaBackend`].
+/// Access to the tensors of every [`CudaBackend`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaAccess;
 
-// SAFETY: the handle keeps the memory allocated, it is the only one of a bucket that was the caller's alone, and the fence
-// is behind all that was enqueued by this thread, which made the tensor.
+// SAFETY: the handle keeps the memory allocated and is the only one, since the bucket had no other owner; the fence is
+// behind everything that was enqueued by this thread, which made the tensor.
 unsafe impl<B: CudaBackend> DeviceAccess<B> for CudaAccess {
     type Kept = CubeTensor<CudaRuntime>;
 
     fn open(&self, tensor: AnyTensor<B>) -> Result<DeviceBuffer<CubeTensor<CudaRuntime>>> {
-        // Where the thread of cubecl or of fusion has died, its client panics. It has said why on stderr.
+        // The client panics if the thread of cubecl or of fusion has died, which has printed why to stderr.
         let opened = catch_unwind(AssertUnwindSafe(|| open(tensor)));
         opened
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Device, "Burn's CUDA runtime panicked: see above")))
@@ -199,7 +200,7 @@ fn open<B: CudaBackend>(tensor: AnyTensor<B>) -> Result<DeviceBuffer<CubeTensor<
     Ok(DeviceBuffer { address, bytes, kept: cube, fence })
 }
 
-/// cubecl's errors have many lines, and a backtrace of its own thread at the end.
+/// cubecl's `error` of `what` as one line, without the backtrace at its end.
 fn failed(what: &str, error: &dyn fmt::Display) -> Error {
     let text = error.to_string();
     let lines: Vec<&str> =

@@ -1,31 +1,30 @@
-//! Which device a rank drives, found out before anything touches it.
+//! The devices that the CUDA driver shows, and which of them a rank drives.
 //!
-//! Both Burn's CUDA backend and cudarc panic where there is no driver, and NCCL reports two ranks on one device as
-//! "invalid usage" on whichever rank notices, or not at all. So the driver is asked first, in one place, and ranks
-//! compare what they drive before NCCL sees them.
-
+//! Both Burn's CUDA backend and cudarc panic when there is no driver, and NCCL reports two ranks on one device as
+//! "invalid usage" on the rank that notices, or not at all. So the driver is asked first, here, and ranks compare their
+//! devices before NCCL connects them.
 #![allow(unsafe_code)]
 
 use burn_ddp::{CommunicatorKind, Error, Result};
 use cudarc::driver::{DriverError, result, sys};
 use serde::{Deserialize, Serialize};
 
-use crate::cuda_queue::failure;
+use crate::driver::failure;
 
 /// A CUDA device of this process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeviceInfo {
     /// Its number among the devices that `CUDA_VISIBLE_DEVICES` shows to this process.
     pub ordinal: usize,
-    /// The driver's name of it.
+    /// Its name, as the driver has it.
     pub name: String,
-    /// The same for every process that sees the device, whatever number it has there.
+    /// The same in every process that sees the device, whatever its number is there.
     pub uuid: [u8; 16],
 }
 
 impl DeviceInfo {
     /// The UUID as `nvidia-smi -L` writes it.
-    pub fn uuid_text(&self) -> String {
+    pub(crate) fn uuid_text(&self) -> String {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let parts = [0..4, 4..6, 6..8, 8..10, 10..16].map(|range| hex(&self.uuid[range]));
         format!("GPU-{}", parts.join("-"))
@@ -35,8 +34,8 @@ impl DeviceInfo {
 /// The devices that the driver shows to this process, in its order.
 ///
 /// # Errors
-/// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) when there is no driver or no device, [`ErrorKind::Device`](burn_ddp::ErrorKind::Device) when the driver fails.
-pub fn devices() -> Result<Vec<DeviceInfo>> {
+/// `Config` when there is no driver or no device, `Device` when the driver fails.
+pub(crate) fn devices() -> Result<Vec<DeviceInfo>> {
     // SAFETY: only tries to load the library, whose initializers are the driver's own.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::config(
@@ -61,8 +60,8 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
     }
 }
 
-/// Makes the primary context of the device `ordinal`, in which Burn's tensors will live, for as long as the process does. A
-/// device that is full, or another process's alone, refuses it, and Burn would panic.
+/// Retains the primary context of the device `ordinal`, which Burn's tensors will use, until the process ends. A device
+/// that is full, or exclusive to another process, refuses it; Burn would panic then.
 pub(crate) fn make_context(ordinal: usize) -> Result<()> {
     let made = result::device::get(ordinal as i32).and_then(|device| {
         // SAFETY: the device is the driver's.
@@ -82,19 +81,19 @@ fn none_visible() -> Error {
     ))
 }
 
-/// The ordinal of the device that `local_rank` of `local_world_size` ranks on this host drives: device `local_rank`, or
-/// the only one of `visible` where each rank is shown its own. With `kind` `Host` ranks may share devices.
+/// The ordinal of the device that `local_rank` of `local_world_size` ranks on this host drives: `local_rank`, or 0 if
+/// only one is `visible`, its own. With `kind` `Host` ranks may share devices.
 ///
 /// # Errors
-/// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config) when there are fewer devices than ranks.
-pub fn ordinal_of(
+/// `Config` when there are fewer devices than ranks.
+pub(crate) fn ordinal_of(
     local_rank: usize,
     local_world_size: usize,
     visible: usize,
     kind: CommunicatorKind,
 ) -> Result<usize> {
     if visible == 1 || kind == CommunicatorKind::Host {
-        // Whether the ranks of this host share it shows when they compare.
+        // Ranks find out whether they share a device when they compare records.
         return Ok(local_rank % visible.max(1));
     }
     let ranks = local_world_size.max(local_rank + 1);

@@ -1,4 +1,4 @@
-//! Burn-DDP dtypes and reductions as NCCL numbers them.
+//! NCCL's numbers for element types and reductions.
 
 use std::ffi::c_int;
 

@@ -1,25 +1,25 @@
-//! The communication thread's half of the communicator.
+//! The half of the communicator on the communication thread.
 //!
-//! A bucket goes through four steps, and their order is what makes a result right or an error soon:
+//! A bucket goes through four steps, in this order:
 //!
-//! 1. Wait for the fence. Burn's kernels run on a stream that cannot be reached from outside, so NCCL's stream cannot be
-//!    made to wait for them and this thread does. Only kernels of this rank are waited for, which end without any peer.
+//! 1. Wait for the fence. Burn's kernels run on a stream that cannot be reached from outside, so NCCL's stream cannot
+//!    wait for them; this thread does. Only kernels of this rank are waited for, and they end without any peer.
 //! 2. Start NCCL.
-//! 3. While the device works, [`announce`](HostEngine::announce) what was started. NCCL compares nothing: ranks
-//!    that disagree on a count would get wrong numbers or wait for ever. After NCCL has been started, because comparing
-//!    takes a round trip that costs nothing there; a rank that disagrees has by then written into its own bucket only,
-//!    and no more of it than it holds.
+//! 3. While the device works, [`announce`](HostEngine::announce) what was started. NCCL compares nothing: ranks that
+//!    disagree on a count would get wrong numbers or wait for ever. The comparison comes after the start because its
+//!    round trip costs nothing there; a rank that disagrees has by then written into its own bucket only, within its
+//!    bounds.
 //! 4. Wait for NCCL, with a deadline.
 //!
-//! After an error in any of them, or a panic, the bucket is nobody's result, and its memory must not return to the allocator
-//! while NCCL may still write there: first the communicator is aborted, then the bucket is dropped. If NCCL does not come
-//! back from the abort, the bucket stays for ever. The cause is told to the group before that, since an abort alone would
-//! be taken for the cause.
+//! After an error or a panic in any step the bucket holds no result, and its memory must not return to the allocator
+//! while NCCL may still write there: first the communicator is aborted, then the bucket is dropped. If NCCL does not
+//! return from the abort, the bucket is leaked. The group is told the cause before the abort, which would otherwise be
+//! taken for it.
 //!
-//! A group that has ended is aborted by every rank, also by one that is busy elsewhere (`abandon`): NCCL lets no rank of
-//! a host finish its abort before the others have begun theirs.
+//! When a group has ended, every rank aborts, also one that is busy elsewhere (`abandon`): NCCL lets no rank of a host
+//! finish its abort before the others have begun theirs.
 //!
-//! What is in host memory (bytes, barriers, boolean tensors) goes the host's way.
+//! Operations on host memory (bytes, barriers, boolean tensors) use the [`HostEngine`].
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,12 +30,11 @@ use burn_ddp::communicator::{
 };
 use burn_ddp::{DType, Error, ErrorKind, Result};
 
-use crate::NcclComm;
-use crate::device_buffer::Bucket;
+use crate::bucket::Bucket;
+use crate::comm::NcclComm;
 
-/// Runs collectives of an [`NcclCommunicator`](crate::NcclCommunicator)'s buckets on NCCL. See the
-/// [module documentation](self).
-pub struct NcclEngine {
+/// Runs collectives on the buckets of an [`NcclCommunicator`](crate::communicator::NcclCommunicator) by NCCL.
+pub(crate) struct NcclEngine {
     comm: NcclComm,
     host: HostEngine,
     liveness: Liveness,
@@ -45,7 +44,7 @@ pub struct NcclEngine {
 impl NcclEngine {
     /// An engine over `comm`, on whose device all buckets must lie. Each collective may last `timeout`; `liveness` is
     /// that of the group.
-    pub fn new(comm: NcclComm, host: HostEngine, liveness: Liveness, timeout: Duration) -> Self {
+    pub(crate) fn new(comm: NcclComm, host: HostEngine, liveness: Liveness, timeout: Duration) -> Self {
         Self { comm, host, liveness, timeout }
     }
 
@@ -57,18 +56,18 @@ impl NcclEngine {
         self.comm.wait(deadline)
     }
 
-    /// Ends the group because of `error`, which it returns; NCCL writes nowhere any more.
-    fn end(&mut self, error: Error) -> Error {
+    /// Ends the group with the cause `error`, aborts NCCL, and returns the error.
+    fn fail(&mut self, error: Error) -> Error {
         self.liveness.fail(error.clone());
         self.comm.abort();
         error
     }
 
-    /// Starts `operation`, unless there is nothing to move.
+    /// Starts `operation`, unless the bucket has no elements.
     fn start(&mut self, operation: Operation, dtype: DType, bucket: &Bucket) -> Result<()> {
         let Some(span) = bucket.span() else { return Ok(()) };
-        // SAFETY: `DeviceAccess` promises the memory, of at least the plan's size, for as long as the bucket lives, to us
-        // alone now that the fence is reached. `run` keeps the bucket until NCCL is done or aborted.
+        // SAFETY: `DeviceAccess` promises the memory, of at least the plan's size, for as long as the bucket lives, to
+        // us alone now that the fence is reached. `run` keeps the bucket until NCCL is done or aborted.
         unsafe {
             match operation {
                 Operation::AllReduce(op) | Operation::ReduceGradients(op) => {
@@ -94,7 +93,7 @@ impl Engine for NcclEngine {
         let ran = catch_unwind(AssertUnwindSafe(|| self.collective(operation, dtype, &mut bucket)))
             .unwrap_or_else(|panic| Err(Error::panicked("the communication thread", &*panic)));
         if let Err(error) = ran {
-            let error = self.end(error);
+            let error = self.fail(error);
             if !self.comm.is_released() {
                 std::mem::forget(bucket);
             }

@@ -1,8 +1,8 @@
-//! What NCCL reports, as errors.
+//! NCCL's result codes as errors.
 //!
-//! Results stay integers: an enumeration that met the code of a later NCCL would be undefined behaviour. NCCL says
-//! little by a code, so an error has everything it offers: the code's number and name, its text, the last message of
-//! the library, and the usual cause where there is one.
+//! Results stay integers: an enumeration with the code of a later NCCL would be undefined behaviour. A code alone says
+//! little, so an error has everything that NCCL offers: number and name of the code, its text, the library's last
+//! message, and the usual cause if there is one.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int};
@@ -13,10 +13,10 @@ use crate::symbols::{RawComm, Symbols};
 
 /// `ncclSuccess`.
 pub(crate) const SUCCESS: c_int = 0;
-/// `ncclInProgress`: a non-blocking call goes on; `ncclCommGetAsyncError` tells when it is done.
+/// `ncclInProgress`: a non-blocking call goes on until `ncclCommGetAsyncError` returns another code.
 pub(crate) const IN_PROGRESS: c_int = 7;
 
-/// The name of a result in `nccl.h` (as of 2.31), if it has that code, and its usual cause, if it has one.
+/// The name of `code` in `nccl.h` (as of 2.31) and its usual cause, if known.
 fn meaning(code: c_int) -> (Option<&'static str>, Option<&'static str>) {
     let (name, cause) = match code {
         SUCCESS => ("ncclSuccess", ""),
@@ -36,13 +36,13 @@ fn meaning(code: c_int) -> (Option<&'static str>, Option<&'static str>) {
     (Some(name), Some(cause).filter(|cause| !cause.is_empty()))
 }
 
-/// The error of `what`, which came back with `code`. `comm` may be null. NCCL never clears its last message: that of an
-/// earlier failure follows where this one left none.
+/// The error of the call `what`, which returned `code`. `comm` may be null. NCCL never clears its last message: if this
+/// failure left none, the message is that of an earlier one.
 pub(crate) fn failure(symbols: &Symbols, what: &str, code: c_int, comm: RawComm) -> Error {
-    // SAFETY: any integer may be asked for, and the answer is a static text.
+    // SAFETY: NCCL takes any integer and returns a static text.
     let text = unsafe { line((symbols.get_error_string)(code)) };
-    // SAFETY: NCCL does not read the communicator: null or one in any state will do. The answer is a buffer of the
-    // library with a zero at its end; the error of another thread may garble the text, not lengthen it.
+    // SAFETY: NCCL does not read the communicator, so null or one in any state is valid. The text is in a buffer of the
+    // library with a zero at its end; an error of another thread may garble the text, not lengthen it.
     let last = unsafe { line((symbols.get_last_error)(comm)) };
     Error::new(ErrorKind::Device, message(what, code, text, last))
 }
@@ -55,7 +55,7 @@ fn message(what: &str, code: c_int, text: String, last: String) -> String {
     format!("{what} failed: {}", parts.join("; "))
 }
 
-/// The text at `text` as one line; nothing for a null.
+/// The text at `text` as one line; empty for a null.
 ///
 /// # Safety
 ///
@@ -64,11 +64,11 @@ unsafe fn line(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: of the caller; it is copied before anything else is called.
+    // SAFETY: of the caller; the text is copied before anything else is called.
     one_line(&unsafe { CStr::from_ptr(text) }.to_string_lossy())
 }
 
-/// The lines of `text` as one.
+/// The lines of `text`, joined by semicolons.
 pub(crate) fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }

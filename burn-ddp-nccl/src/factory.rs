@@ -1,7 +1,8 @@
-//! From ranks that can reach each other to a communicator in NCCL.
+//! Makes the communicator of a group whose ranks are already connected by `burn-ddp`.
 //!
 //! Everything that ranks must know of each other before NCCL travels in one exchange over the group's own connections,
-//! NCCL's id included: a peer that dies meanwhile is noticed there, where a wait on the store would run into its limit.
+//! NCCL's id included: a peer that dies meanwhile is noticed there, while a wait on the store would last until its
+//! timeout.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,51 +11,57 @@ use burn::tensor::backend::Backend;
 use burn_ddp::communicator::{
     CommunicatorFactory, Deadline, Engine, HostCommunicator, HostEngine, Opened, Setup,
 };
+use burn_ddp_comm::net::host::host_name;
 use burn_ddp::{CommunicatorKind, Result};
 
-use crate::agreement::{Record, Way, decide};
+use crate::comm::NcclComm;
+use crate::communicator::NcclCommunicator;
 use crate::device::DeviceInfo;
+use crate::device_buffer::DeviceAccess;
+use crate::engine::NcclEngine;
 use crate::library::{Symbols, Version};
-use crate::{DeviceAccess, NcclComm, NcclCommunicator, NcclEngine, Queue, UniqueId};
+use crate::selection::{Record, Selection, select};
+use crate::stream::Stream;
+use crate::unique_id::UniqueId;
 
-/// Makes the queue of a communicator, on the thread that is to use it.
-pub type QueueMaker = Arc<dyn Fn() -> Result<Box<dyn Queue>> + Send + Sync>;
+/// Makes the stream of a communicator, on the thread that is to use it.
+pub type StreamMaker = Arc<dyn Fn() -> Result<Box<dyn Stream>> + Send + Sync>;
 
-/// Makes an NCCL communicator for each group, or one through host memory where the ranks come to that.
+/// Makes an NCCL communicator for each group, or one through host memory if the ranks select that.
 #[derive(Clone)]
 pub struct NcclFactory<A> {
     access: A,
     kind: CommunicatorKind,
     device: DeviceInfo,
     nccl: Result<(Symbols, Version)>,
-    queue: QueueMaker,
+    stream: StreamMaker,
 }
 
 impl<A> NcclFactory<A> {
-    /// For a rank that drives `device`, was asked for `kind`, and has `nccl` or an error that says why not.
+    /// The factory of a rank that drives `device`, was asked for `kind`, and has `nccl` or an error that says why not.
     ///
     /// # Safety
     ///
-    /// The symbols are NCCL's or keep its contract. `access` gives memory of `device`, and `queue` makes streams of it and
-    /// makes it the current one of the thread that calls it.
+    /// The symbols are NCCL's or keep its contract. `access` gives memory of `device`, and `stream` makes streams of it
+    /// and makes it the current device of the thread that calls it.
     pub unsafe fn new(
         access: A,
         kind: CommunicatorKind,
         device: DeviceInfo,
         nccl: Result<(Symbols, Version)>,
-        queue: QueueMaker,
+        stream: StreamMaker,
     ) -> Self {
-        Self { access, kind, device, nccl, queue }
+        Self { access, kind, device, nccl, stream }
     }
 
-    /// What all ranks say of themselves, in rank order.
+    /// The records of all ranks, in rank order.
     fn exchange(&self, root: bool, host: &mut HostEngine, deadline: Deadline) -> Result<Vec<Record>> {
         let id = match &self.nccl {
             Ok((symbols, _)) if root && self.kind != CommunicatorKind::Host => Some(UniqueId::new(symbols)?),
             _ => None,
         };
         let record = Record {
-            host: burn_ddp_comm::net::host::host_name(),
+            host: host_name(),
             device: self.device.clone(),
             kind: self.kind,
             nccl: self.nccl.as_ref().map(|(_, version)| *version).map_err(ToString::to_string),
@@ -69,14 +76,15 @@ impl<B: Backend, A: DeviceAccess<B> + Clone> CommunicatorFactory<B> for NcclFact
         let Setup { name, info, options, deadline, liveness } = setup;
         let records = self.exchange(info.rank.is_root(), &mut host, deadline);
         let records = records.map_err(|error| error.context(format!("connect on {}", info.rank)))?;
-        let way = decide(&records).inspect_err(|_| {
-            // All ranks find it alike: none leaves, and is taken for the cause, before each holds the error itself.
+        let selection = select(&records).inspect_err(|_| {
+            // All ranks find the same error. None leaves before each has it, or its leaving would be taken for the
+            // cause.
             let _ = host.exchange("an empty message", &(), deadline);
         })?;
-        let symbols = match (way, &self.nccl) {
-            (Way::Nccl, Ok((symbols, _))) => *symbols,
-            (Way::Nccl, Err(error)) => return Err(error.clone()),
-            (Way::Host(reason), _) => {
+        let symbols = match (selection, &self.nccl) {
+            (Selection::Nccl, Ok((symbols, _))) => *symbols,
+            (Selection::Nccl, Err(error)) => return Err(error.clone()),
+            (Selection::Host(reason), _) => {
                 if let (Some(reason), true) = (reason, info.rank.is_root()) {
                     tracing::warn!(group = name, "{reason}; tensors go through host memory");
                 }
@@ -88,11 +96,11 @@ impl<B: Backend, A: DeviceAccess<B> + Clone> CommunicatorFactory<B> for NcclFact
         let id = UniqueId::from_bytes(id)?;
         let (rank, world_size) = (info.rank, info.world_size);
         let communicator = NcclCommunicator::new(self.access.clone(), &info, device.clone());
-        let queue = self.queue.clone();
+        let stream = self.stream.clone();
         let engine = move || {
-            // SAFETY: of the caller of `new`, and the queue is made on this thread.
+            // SAFETY: of the caller of `new`, and the stream is made on this thread.
             let comm = unsafe {
-                NcclComm::connect(symbols, &id, rank, world_size, queue()?, liveness.clone(), deadline)
+                NcclComm::connect(symbols, &id, rank, world_size, stream()?, liveness.clone(), deadline)
             }?;
             Ok(Box::new(NcclEngine::new(comm, host, liveness, options.timeout)) as Box<dyn Engine>)
         };

@@ -1,17 +1,17 @@
-//! NCCL as a file that is found at run time.
+//! NCCL, found and loaded at run time.
 //!
-//! Nothing here is linked against NCCL: a machine without it builds, tests and trains on the CPU, and one that has it
-//! may have it anywhere. NVIDIA's Python wheels and the runtime packages of distributions install a single name,
-//! `libnccl.so.2`; only development packages add `libnccl.so`. Hence a search of our own, over few places and in one
-//! order, and a table of functions ([`Symbols`]) which the rest of the crate is built on and which a test can fill with
+//! Nothing is linked against NCCL: a machine without it builds, tests and trains on the CPU, and one that has it may
+//! have it anywhere. NVIDIA's Python wheels and the runtime packages of distributions install only `libnccl.so.2`;
+//! development packages add `libnccl.so`. So the search is this crate's own, over few places in a fixed order. Its
+//! result is a table of functions ([`Symbols`]), on which the rest of the crate is built and which a test can fill with
 //! Rust functions.
 //!
-//! The version is asked for before any other function is looked up: "2.10.3 at this path, 2.18 needed" helps, the name
-//! of a function that is missing does not.
+//! The version is checked before any other function is looked up: "2.10.3 at this path, 2.18 needed" helps a user, the
+//! name of a missing function does not.
 //!
-//! A library that was opened stays open until the process ends: the table is copied about freely and has to stay valid,
-//! and NCCL starts threads of its own (for its network, for calls that do not block), under which their code must not
-//! be unloaded. So no handle is kept, counted or closed.
+//! A library stays loaded until the process ends: copies of the table have to stay valid, and NCCL starts threads of
+//! its own (for its network, for calls that do not block), whose code must not be unloaded. So no handle is kept or
+//! closed.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -25,22 +25,22 @@ pub use crate::symbols::{Config, RawComm, RawStream, Symbols};
 use opened::Opened;
 pub use version::Version;
 
-/// Names the file of NCCL to load; nothing else is tried then.
-pub const LIB_VARIABLE: &str = "BURN_DDP_NCCL_LIB";
+/// Environment variable with the file of NCCL to load; nothing else is tried then.
+pub(crate) const LIB_VARIABLE: &str = "BURN_DDP_NCCL_LIB";
 
-/// What the linker is asked for: its cache, `LD_LIBRARY_PATH`, and whatever this process has loaded already.
+/// Names that the system's linker searches: in its cache, `LD_LIBRARY_PATH`, and what this process has loaded already.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// Roots of active Python environments.
 const ENVIRONMENTS: [&str; 2] = ["VIRTUAL_ENV", "CONDA_PREFIX"];
 
-/// Where NVIDIA's wheels put NCCL, below `lib/python3.x`.
+/// NCCL's file in NVIDIA's wheels, below `lib/python3.x`.
 const WHEEL: &str = "site-packages/nvidia/nccl/lib/libnccl.so.2";
 
-/// What the linker of Linux says after the name of a file that is not there.
+/// End of the linker's message for a file that does not exist (Linux).
 const ABSENT: &str = ": cannot open shared object file: No such file or directory";
 
-/// NCCL, loaded for the rest of the process's life. See the [module documentation](self).
+/// NCCL, loaded until the process ends. See the [module documentation](self).
 #[derive(Clone, Debug)]
 pub struct Library {
     path: PathBuf,
@@ -49,14 +49,14 @@ pub struct Library {
 }
 
 impl Library {
-    /// Finds NCCL: the file that `BURN_DDP_NCCL_LIB` names, and no other; or else `libnccl.so.2`, `libnccl.so`, and the
-    /// wheel in `$VIRTUAL_ENV` and `$CONDA_PREFIX`. The first that can be loaded decides: a later one is not taken in its
-    /// place where it is too old.
+    /// Finds and loads NCCL: the file of `BURN_DDP_NCCL_LIB` and no other, or else the first that can be loaded of
+    /// `libnccl.so.2`, `libnccl.so`, and the wheel in `$VIRTUAL_ENV` and `$CONDA_PREFIX`. If that one is too old, no
+    /// later one replaces it.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config), a line that says what was tried, or which file was found, its
-    /// version and what it lacks.
+    /// [`ErrorKind::Config`](burn_ddp::ErrorKind::Config): one line with everything that was tried, or with the file
+    /// that was found, its version and what it lacks.
     pub fn load() -> Result<Self> {
         Self::find(|name| std::env::var_os(name))
     }
@@ -87,7 +87,7 @@ impl Library {
         for candidate in candidates {
             match Opened::new(candidate) {
                 Ok(opened) => return opened.check(),
-                // That a file is not there is what "tried" says; any other reason is worth its words.
+                // A missing file needs no reason beside "tried"; any other failure does.
                 Err(reason) if reason == format!("{}{ABSENT}", candidate.display()) => {
                     tried.push(candidate.display().to_string());
                 }
@@ -101,7 +101,7 @@ impl Library {
         )))
     }
 
-    /// The file that was loaded, as far as the system tells; else the name that it was found by.
+    /// The file that was loaded, if the system tells; else the name by which it was found.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -117,8 +117,8 @@ impl Library {
     }
 }
 
-/// Names and paths to try, in this order. An environment without the wheel is in it as a pattern that no file has, so
-/// that the error says where it was looked for.
+/// Names and paths to try, in this order. For an environment without the wheel the list has a pattern that matches no
+/// file, so that the error names the place.
 fn search(lookup: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut candidates: Vec<_> = NAMES.into_iter().map(PathBuf::from).collect();
     for root in ENVIRONMENTS.into_iter().filter_map(lookup).filter(|root| !root.is_empty()) {

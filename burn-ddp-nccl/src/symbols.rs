@@ -1,4 +1,4 @@
-//! NCCL as a table of functions.
+//! NCCL's C interface: the functions, as a table, and the types that they take.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -15,8 +15,8 @@ const MAGIC: u32 = 0xcafe_beef;
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL decides.
 const UNDEFINED: c_int = c_int::MIN;
 
-/// `ncclConfig_t` as of NCCL 2.18: 48 bytes, which every later version accepts because its size and version say which
-/// fields it has.
+/// `ncclConfig_t` as of NCCL 2.18: 48 bytes, which every later version accepts, because size and version tell NCCL
+/// which fields there are.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -26,13 +26,13 @@ pub struct Config {
     pub magic: u32,
     /// Version of NCCL whose configuration this is, as a number of `NCCL_VERSION`.
     pub version: u32,
-    /// 0: calls return `ncclInProgress` where they would wait, and `ncclCommGetAsyncError` tells when they are done.
+    /// 0: a call that would wait returns `ncclInProgress`, and `ncclCommGetAsyncError` is polled until it is done.
     pub blocking: c_int,
     /// `cgaClusterSize`: thread blocks of a cluster, from Hopper on.
     pub cga_cluster_size: c_int,
     /// `minCTAs`: the fewest thread blocks that a kernel of NCCL uses.
     pub min_ctas: c_int,
-    /// `maxCTAs`: the most.
+    /// `maxCTAs`: the most thread blocks.
     pub max_ctas: c_int,
     /// `netName`: the network plugin; null lets NCCL choose.
     pub net_name: *const c_char,
@@ -41,7 +41,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// A communicator whose calls do not block; everything else is left to NCCL and its environment variables.
+    /// The configuration of a communicator whose calls do not block. NCCL and its environment variables decide the
+    /// rest.
     pub fn new() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -64,10 +65,10 @@ impl Default for Config {
 }
 
 /// The functions of NCCL that are used, with the prototypes of `nccl.h`. Results are plain integers: a later NCCL may
-/// return a code that no enumeration of ours knows.
+/// return a code that no enumeration here has.
 ///
-/// Tests make a table of Rust functions. Who makes one promises that its functions keep NCCL's contract, because
-/// safe code of this crate calls them.
+/// Tests make a table of Rust functions. The functions of every table must keep NCCL's contract, because safe code of
+/// this crate calls them.
 #[derive(Clone, Copy, Debug)]
 pub struct Symbols {
     /// `ncclGetVersion(version)`.
@@ -76,7 +77,7 @@ pub struct Symbols {
     pub get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     /// `ncclGetErrorString(result)`: a static text, also for a code that NCCL does not know.
     pub get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    /// `ncclGetLastError(comm)`: the last message of this process, whichever communicator is named; null will do.
+    /// `ncclGetLastError(comm)`: the last message of this process, whichever communicator is given; null is valid.
     pub get_last_error: unsafe extern "C" fn(RawComm) -> *const c_char,
     /// `ncclCommInitRankConfig(comm, nranks, id, rank, config)`.
     pub comm_init_rank_config:

@@ -1,10 +1,10 @@
-//! CUDA tensors of LibTorch as memory.
+//! The memory of LibTorch's CUDA tensors.
 //!
-//! LibTorch gives the address of a tensor away, and it enqueues on the legacy default stream of the tensor's device,
-//! whichever thread calls: an event recorded there is behind everything that fills a bucket. Its allocator hands memory
-//! on in the order of that stream, which knows nothing of NCCL's; a bucket is dropped only when NCCL is done.
+//! LibTorch has a function for the address of a tensor. It enqueues on the legacy default stream of the tensor's
+//! device, whichever thread calls, so an event recorded there is behind everything that fills a bucket. Its allocator
+//! reuses memory in the order of that stream, without regard to NCCL's; a bucket is dropped only when NCCL is done.
 //!
-//! Compiled and not run: the tests have no LibTorch.
+//! The module is compiled but not run: the tests have no LibTorch.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -13,14 +13,14 @@ use burn::tensor::backend::{Backend, BackendTypes};
 use burn_ddp::communicator::AnyTensor;
 use burn_ddp::{Ddp, Error, ErrorKind, Result};
 use burn_tch::{LibTorch, LibTorchDevice, TchElement, TchTensor};
-use cudarc::driver::result::{ctx, device, event, primary_ctx};
-use cudarc::driver::sys::{CUdevice, CUevent, CUevent_flags};
-use cudarc::driver::{DriverError, result};
+use cudarc::driver::result::{self, ctx, device};
+use cudarc::driver::sys::CUcontext;
 
-use crate::NcclBackend;
 use crate::device_buffer::{DeviceAccess, DeviceBuffer, Fence};
+use crate::driver::{Event, PrimaryContext, failure};
+use crate::process_group::NcclBackend;
 
-/// Reaches the tensors of LibTorch on a CUDA device, bare or under [`Ddp`].
+/// Access to the tensors of LibTorch on a CUDA device, bare or under [`Ddp`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TchAccess;
 
@@ -52,7 +52,7 @@ impl<E: TchElement> NcclBackend for Ddp<LibTorch<E>> {
 }
 
 // SAFETY: the tensor keeps its storage allocated and shared, so that no operation of Burn writes in place; the fence is
-// behind all that was enqueued for its device by this process.
+// behind everything that this process has enqueued for its device.
 unsafe impl<B> DeviceAccess<B> for TchAccess
 where
     B: Backend
@@ -75,8 +75,9 @@ where
             return Err(Error::new(ErrorKind::Device, text));
         }
         let (address, bytes) = (raw.tensor.data_ptr() as usize, raw.tensor.numel() * tensor.dtype().size());
-        let event = Event::after_default_stream(ordinal).map_err(failed)?;
-        let fence = Fence::new(move || event.wait().map_err(failed));
+        let before = |error: Error| error.context("kernels before a collective");
+        let event = event_after_default_stream(ordinal).map_err(before)?;
+        let fence = Fence::new(move || event.wait().map_err(before));
         Ok(DeviceBuffer { address, bytes, kept: tensor, fence })
     }
 
@@ -96,63 +97,35 @@ const _: () = {
     reached::<Ddp<LibTorch>>();
 };
 
-fn failed(error: DriverError) -> Error {
-    Error::with_source(ErrorKind::Device, "kernels before a collective", error.to_string())
+/// An event behind everything on the legacy default stream of the device `ordinal`.
+fn event_after_default_stream(ordinal: usize) -> Result<Event> {
+    result::init().map_err(|error| failure("cuInit", error))?;
+    let _context = ScopedContext::enter(ordinal)?;
+    let event = Event::new()?;
+    // SAFETY: null is the default stream of the current context, which is the event's.
+    unsafe { event.record(ptr::null_mut()) }?;
+    Ok(event)
 }
 
-struct Event(CUevent);
+/// The primary context of a device as this thread's current one, until it is dropped. LibTorch leaves that of its
+/// current device, which need not be the tensor's.
+struct ScopedContext {
+    before: Option<CUcontext>,
+    // LibTorch retains it too, so the event outlives this.
+    _primary: PrimaryContext,
+}
 
-// SAFETY: events belong to a context and to no thread.
-unsafe impl Send for Event {}
-
-impl Event {
-    /// Behind everything on the legacy default stream of the device `ordinal`.
-    fn after_default_stream(ordinal: usize) -> Result<Self, DriverError> {
-        result::init()?;
-        let _context = Context::enter(device::get(ordinal as i32)?)?;
-        let event = Self(event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?);
-        // SAFETY: the event is of the current context; null is that context's default stream.
-        unsafe { event::record(event.0, ptr::null_mut()) }?;
-        Ok(event)
-    }
-
-    fn wait(self) -> Result<(), DriverError> {
-        // SAFETY: the event lives.
-        unsafe { event::synchronize(self.0) }
+impl ScopedContext {
+    fn enter(ordinal: usize) -> Result<Self> {
+        let before = ctx::get_current().map_err(|error| failure("cuCtxGetCurrent", error))?;
+        let device = device::get(ordinal as i32).map_err(|error| failure("cuDeviceGet", error))?;
+        Ok(Self { before, _primary: PrimaryContext::make_current(device)? })
     }
 }
 
-impl Drop for Event {
+impl Drop for ScopedContext {
     fn drop(&mut self) {
-        // SAFETY: created above, destroyed here only. CUDA frees it when it is reached.
-        let _ = unsafe { event::destroy(self.0) };
-    }
-}
-
-/// The primary context of a device as this thread's current one. LibTorch leaves that of its current device, which need
-/// not be the tensor's.
-struct Context {
-    device: CUdevice,
-    before: Option<cudarc::driver::sys::CUcontext>,
-}
-
-impl Context {
-    fn enter(device: CUdevice) -> Result<Self, DriverError> {
-        let before = ctx::get_current()?;
-        // SAFETY: the device is one of the driver's; released in the drop.
-        let primary = unsafe { primary_ctx::retain(device) }?;
-        let this = Self { device, before };
-        // SAFETY: retained for as long as `this` lives.
-        unsafe { ctx::set_current(primary) }?;
-        Ok(this)
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: what was current before is LibTorch's, which never ends it; null is no context.
+        // SAFETY: the context before is LibTorch's, which never ends it; null is no context.
         let _ = unsafe { ctx::set_current(self.before.unwrap_or(ptr::null_mut())) };
-        // SAFETY: retained once in `enter`; LibTorch retains it too, so the event outlives this.
-        let _ = unsafe { primary_ctx::release(self.device) };
     }
 }

@@ -1,4 +1,4 @@
-//! The name under which the ranks of a group find each other in NCCL.
+//! NCCL's id of a communicator, by which its ranks find each other.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -12,15 +12,15 @@ use crate::symbols::Symbols;
 /// Bytes of `ncclUniqueId`.
 const BYTES: usize = 128;
 
-/// What rank 0 obtains from NCCL and every rank hands to it: `ncclUniqueId`, 128 opaque bytes. Rank 0's travels to the
-/// others over the connections of the group.
+/// `ncclUniqueId`, 128 opaque bytes: rank 0 obtains it from NCCL, sends it to the others over the connections of the
+/// group, and every rank connects with it.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; BYTES]);
 
 impl UniqueId {
-    /// A new id (`ncclGetUniqueId`). NCCL opens a socket in this process, where the ranks will ask for each other's
-    /// addresses: rank 0 has to be one of them.
+    /// A new id (`ncclGetUniqueId`). NCCL opens a socket in this process, from which the ranks will get each other's
+    /// addresses, so this process must be one of the ranks.
     ///
     /// # Errors
     ///
@@ -40,7 +40,7 @@ impl UniqueId {
         &self.0
     }
 
-    /// The id that these bytes are.
+    /// The id of these bytes.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl UniqueId {
     }
 }
 
-// An id is as good as a key to the group, and 128 numbers help nobody.
+// Shortened: with the whole id anyone could connect to the group.
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("UniqueId(")?;

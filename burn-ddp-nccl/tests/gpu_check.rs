@@ -1,5 +1,5 @@
-//! What `gpu-check.sh` makes of programs that pass, fail, hang or are missing. All of them are stubs here, and so is the
-//! machine that it finds.
+//! The verdicts of `gpu-check.sh` on programs that pass, fail, hang or are missing. The programs are stubs, and so is
+//! the machine.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

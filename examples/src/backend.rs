@@ -1,6 +1,7 @@
-//! Who computes: a name on the command line becomes a type.
+//! The choice of a backend: a name on the command line becomes a type.
 //!
-//! A program for one backend needs nothing of this: it names its backend, and its group is [`ProcessGroup::from_env`].
+//! A program for a single backend needs none of this: it names its backend, and its group is
+//! [`ProcessGroup::from_env`].
 
 use burn::tensor::backend::Backend;
 use burn_ddp::{Ddp, Error, ProcessGroup, Result};
@@ -8,19 +9,21 @@ use burn_flex::Flex;
 use burn_ndarray::NdArray;
 use clap::ValueEnum;
 
-/// A backend by its name.
+/// The name of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackendName {
     /// Burn's CPU backend
     Flex,
     /// The older CPU backend
     Ndarray,
-    // There without the feature as well: "built without it" helps, "not a possible value" does not.
+    // Also without the feature: "built without it" helps a user, "not a possible value" does not.
     /// An NVIDIA GPU for each process, gradients reduced by NCCL; in a build with `--features cuda`
     Cuda,
 }
 
 impl BackendName {
+    /// Refuses a backend that is not in this build.
+    ///
     /// # Errors
     /// A configuration error when the program was built without the backend.
     pub fn check(self) -> Result<()> {
@@ -32,37 +35,43 @@ impl BackendName {
         Ok(())
     }
 
-    /// Runs `program` on this backend.
+    /// Connects this rank with its peers and runs `program` on this backend.
     ///
     /// # Errors
-    /// Those of [`check`](Self::check) and of the program.
+    /// Those of [`check`](Self::check), of [`Trains::begin`] and of the program.
     pub fn run(self, program: impl Program) -> Result<()> {
         match self {
-            Self::Flex => program.run::<Flex>(),
-            Self::Ndarray => program.run::<NdArray>(),
+            Self::Flex => run_on::<Flex>(program),
+            Self::Ndarray => run_on::<NdArray>(program),
             #[cfg(feature = "cuda")]
-            Self::Cuda => program.run::<burn_cuda::Cuda>(),
+            Self::Cuda => run_on::<burn_cuda::Cuda>(program),
             #[cfg(not(feature = "cuda"))]
             Self::Cuda => self.check(),
         }
     }
 }
 
-/// A program that is written for any backend.
+fn run_on<B: Trains>(program: impl Program) -> Result<()> {
+    let group = B::begin()?;
+    // An error of this rank is told to its peers.
+    group.finish(program.train(&group))
+}
+
+/// A training program that is written for any backend.
 pub trait Program {
-    /// Runs it as one rank.
+    /// Trains as one rank of `group`.
     ///
     /// # Errors
     /// Whatever ends the program.
-    fn run<B: Trains>(self) -> Result<()>;
+    fn train<B: Trains>(self, group: &ProcessGroup<Ddp<B>>) -> Result<()>;
 }
 
-/// A backend, and how its ranks find their device and each other. `group.device()` is the device from then on.
+/// A backend whose ranks can find their device and connect. `group.device()` is the device from then on.
 pub trait Trains: Backend {
     /// The group of this process, made for the device that its rank drives.
     ///
     /// # Errors
-    /// What the environment describes wrongly, peers that do not appear, and a device that is not there.
+    /// A wrong environment, peers that do not connect in time, and a device that is missing.
     fn begin() -> Result<ProcessGroup<Ddp<Self>>>;
 }
 

@@ -1,4 +1,4 @@
-//! The collective itself, on the thread that calls it: no tensor, no hand-off, no Burn.
+//! The collective by itself on the calling thread, without tensors, communication thread and Burn.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use burn_ddp_comm::store::{Store, TcpStore};
 use burn_ddp::{DType, GroupOptions, Rank, RankInfo, ReduceOp, Result};
 use burn_ddp_benches::pattern::Pattern;
 
-use crate::Way;
+use crate::AllReduce;
 
 pub(crate) struct Direct {
-    // Before the store: others may need that until this rank has taken leave.
+    // Dropped before the store, which others may need until this rank has said goodbye.
     joined: Connection,
     _store: Arc<dyn Store>,
     segments: usize,
     dtype: DType,
     bytes: usize,
-    /// Of a type that is aligned for every element.
+    /// The buffer, of a type that is aligned for every element.
     memory: Vec<f64>,
     one: Vec<f64>,
 }
@@ -50,7 +50,7 @@ fn sum(collectives: &mut Collectives, dtype: DType, segments: &mut [&mut [u8]]) 
     collectives.all_reduce(dtype, ReduceOp::Sum, segments)
 }
 
-impl Way for Direct {
+impl AllReduce for Direct {
     fn place(&self) -> (Rank, usize) {
         (self.joined.collectives.rank(), self.joined.collectives.world_size())
     }

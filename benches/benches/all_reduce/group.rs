@@ -1,4 +1,4 @@
-//! The way of a training loop: tensors, handed to the communication thread and back.
+//! The collective as a training loop calls it: tensors go to the communication thread and back.
 
 use burn::tensor::{Tensor, TensorData};
 use burn_ddp::communicator::AnyTensor;
@@ -7,17 +7,17 @@ use burn_ddp::{DType, Ddp, Error, GroupOptions, ProcessGroup, Rank, RankInfo, Re
 use burn_ddp_benches::pattern::Pattern;
 use burn_flex::{Flex, FlexDevice};
 
-use crate::Way;
+use crate::AllReduce;
 
-type B = Ddp<Flex>;
+type Inner = Ddp<Flex>;
 
 pub(crate) struct Group {
-    group: ProcessGroup<B>,
+    group: ProcessGroup<Inner>,
     segments: usize,
     bytes: usize,
-    /// Where the segments are one. Flat, in order.
-    tensors: Vec<Tensor<B, 1>>,
-    one: Option<Tensor<B, 1>>,
+    /// The segments, flat and in order.
+    tensors: Vec<Tensor<Inner, 1>>,
+    one: Option<Tensor<Inner, 1>>,
 }
 
 impl Group {
@@ -28,7 +28,7 @@ impl Group {
     }
 }
 
-impl Way for Group {
+impl AllReduce for Group {
     fn place(&self) -> (Rank, usize) {
         (self.group.rank(), self.group.world_size())
     }
@@ -95,6 +95,6 @@ impl Way for Group {
     }
 }
 
-fn from_any(tensor: AnyTensor<B>) -> Result<Tensor<B, 1>> {
-    Ok(Tensor::from_primitive(<burn::tensor::Float as GroupKind<B>>::from_any(tensor)?))
+fn from_any(tensor: AnyTensor<Inner>) -> Result<Tensor<Inner, 1>> {
+    Ok(Tensor::from_primitive(<burn::tensor::Float as GroupKind<Inner>>::from_any(tensor)?))
 }

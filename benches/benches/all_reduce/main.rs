@@ -1,9 +1,10 @@
 //! `all_reduce` from 1 byte to 256 MiB: time, algorithm bandwidth (bytes over time) and bus bandwidth, which is the
 //! former times `2 (N - 1) / N`, the share of the bytes that has to cross a rank's link in each direction.
 //!
-//! Every size is verified on every rank, each element against a closed form, before and after its times are taken; a miss
-//! ends the program and no time of that size is printed. Ranks are aligned before each iteration by an `all_reduce` of
-//! one element, and the time is rank 0's. The buffer holds zeros while times are taken, because sums of sums overflow.
+//! Every size is verified on every rank, each element against a closed form, before and after its times are taken; a
+//! wrong element ends the program, and no time of that size is printed. An `all_reduce` of one element aligns the ranks
+//! before each iteration, and the time is rank 0's. The buffer holds zeros while times are taken, because sums of sums
+//! overflow.
 //!
 //! ```sh
 //! cargo bench -p burn-ddp-benches --bench all_reduce
@@ -57,21 +58,21 @@ fn dtype(text: &str) -> std::result::Result<DType, String> {
     found.ok_or(format!("{text} is none of {known}"))
 }
 
-/// A way to an `all_reduce` (the sum) with a buffer of its own.
-trait Way {
-    /// This process, and how many there are.
+/// An implementation of `all_reduce` (the sum) with its buffer.
+trait AllReduce {
+    /// This rank and the world size.
     fn place(&self) -> (Rank, usize);
-    /// Makes a buffer of `bytes`.
+    /// Allocates a buffer of `bytes`.
     fn prepare(&mut self, dtype: DType, bytes: usize) -> Result<()>;
-    /// Returns when all ranks have come here.
+    /// Waits until all ranks have called it.
     fn align(&mut self) -> Result<()>;
-    /// Fills the buffer, with zeros where there is no pattern.
+    /// Fills the buffer with `pattern`, or with zeros.
     fn fill(&mut self, pattern: Option<&Pattern>) -> Result<()>;
     /// Reduces the buffer in place.
     fn reduce(&mut self) -> Result<()>;
-    /// Compares the buffer.
+    /// Compares the buffer with `pattern`.
     fn check(&self, pattern: &Pattern) -> Result<()>;
-    /// Ends with `outcome`, of which the other ranks are told.
+    /// Ends with `outcome`; an error is told to the other ranks.
     fn finish(self: Box<Self>, outcome: Result<()>) -> Result<()>;
 }
 
@@ -82,16 +83,16 @@ impl Args {
 
     fn rank(&self) -> Result<()> {
         let info = RankInfo::from_env()?;
-        let mut way: Box<dyn Way> = match self.group {
+        let mut all_reduce: Box<dyn AllReduce> = match self.group {
             true => Box::new(group::Group::new(info, self.segments)?),
             false => Box::new(direct::Direct::new(info, self.segments)?),
         };
-        let outcome = self.sweep(way.as_mut());
-        way.finish(outcome)
+        let outcome = self.sweep(all_reduce.as_mut());
+        all_reduce.finish(outcome)
     }
 
-    fn sweep(&self, way: &mut dyn Way) -> Result<()> {
-        let (rank, world) = way.place();
+    fn sweep(&self, all_reduce: &mut dyn AllReduce) -> Result<()> {
+        let (rank, world) = all_reduce.place();
         if rank.is_root() {
             let how = if self.group { "through a process group" } else { "called directly" };
             say(format_args!("all_reduce {how}, {world} processes, {} segment(s), verified", self.segments))?;
@@ -103,7 +104,7 @@ impl Args {
         for dtype in &self.dtype {
             for bytes in &self.bytes {
                 let bytes = bytes.next_multiple_of(dtype.size());
-                let times = self.measure(way, *dtype, bytes)?;
+                let times = self.measure(all_reduce, *dtype, bytes)?;
                 if !rank.is_root() {
                     continue;
                 }
@@ -125,34 +126,34 @@ impl Args {
     }
 
     /// Times of `bytes`, verified on every rank before and after.
-    fn measure(&self, way: &mut dyn Way, dtype: DType, bytes: usize) -> Result<Times> {
-        let (rank, world) = way.place();
+    fn measure(&self, all_reduce: &mut dyn AllReduce, dtype: DType, bytes: usize) -> Result<Times> {
+        let (rank, world) = all_reduce.place();
         let (mine, sum) = (Pattern::of_rank(dtype, rank), Pattern::sum(dtype, world));
-        let verify = |way: &mut dyn Way| {
-            way.fill(Some(&mine))?;
-            way.reduce()?;
+        let verify = |all_reduce: &mut dyn AllReduce| {
+            all_reduce.fill(Some(&mine))?;
+            all_reduce.reduce()?;
             if self.spoil && rank.0 + 1 == world {
-                way.fill(None)?;
+                all_reduce.fill(None)?;
             }
             let what =
                 format_args!("all_reduce of {} {dtype} is wrong on {rank}", sizes::show(bytes)).to_string();
-            way.check(&sum).map_err(|error| Error::new(error.kind(), format!("{what}: {error}")))?;
-            // A rank that found a miss does not come here, and then nobody goes on.
-            way.align()
+            all_reduce.check(&sum).map_err(|error| Error::new(error.kind(), format!("{what}: {error}")))?;
+            // A rank with a wrong element does not reach this call, and then no rank continues.
+            all_reduce.align()
         };
-        way.prepare(dtype, bytes)?;
-        verify(way)?;
-        way.fill(None)?;
+        all_reduce.prepare(dtype, bytes)?;
+        verify(all_reduce)?;
+        all_reduce.fill(None)?;
         let iterations = self.iterations(bytes);
         let mut times = Vec::with_capacity(iterations);
         for iteration in 0..iterations + 3 {
-            way.align()?;
+            all_reduce.align()?;
             let start = Instant::now();
-            way.reduce()?;
+            all_reduce.reduce()?;
             // The first three warm up.
             times.extend((iteration >= 3).then(|| start.elapsed()));
         }
-        verify(way)?;
+        verify(all_reduce)?;
         Ok(Times::new(times))
     }
 }

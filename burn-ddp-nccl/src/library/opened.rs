@@ -1,4 +1,4 @@
-//! A library that the system has loaded, and what has to be true of it to be NCCL.
+//! A library that the system has loaded, and the checks that it is NCCL.
 #![allow(unsafe_code)]
 
 use std::error::Error as _;
@@ -11,23 +11,23 @@ use burn_ddp::{Error, Result};
 use super::{LIB_VARIABLE, Library, Symbols, Version};
 use crate::error::{SUCCESS, one_line};
 
-/// A file that the system has loaded and nobody has asked yet what it is.
+/// A library that the system has loaded and that has not been checked yet.
 pub(super) struct Opened {
     handle: ManuallyDrop<libloading::Library>,
     path: PathBuf,
 }
 
 impl Opened {
-    /// Loads `name`, a path or what the linker is to search for; or the linker's reason.
+    /// Loads `name`, a path or a name for the linker to search for; the error is the linker's reason.
     pub(super) fn new(name: &Path) -> Result<Self, String> {
-        // The linker would wait for a writer.
+        // From a pipe the linker would read until there is a writer.
         if std::fs::metadata(name).is_ok_and(|found| !found.is_file()) {
             return Err(format!("{} is no regular file", name.display()));
         }
-        // SAFETY: loading runs the file's initializers; that this file is NCCL, whose initializers may run on any
-        // thread, is what its user says by its name or by naming it.
+        // SAFETY: loading runs the file's initializers. The user asserts, by the file's name or by naming it, that it
+        // is NCCL, whose initializers may run on any thread.
         let handle = unsafe { libloading::Library::new(name) }
-            // The linker's own words are the source of the error.
+            // The linker's message is the source of the error.
             .map_err(|error| {
                 one_line(&error.source().map_or_else(|| error.to_string(), ToString::to_string))
             })?;
@@ -44,7 +44,7 @@ impl Opened {
         unsafe { self.handle.get::<F>(name) }.ok().map(|symbol| *symbol)
     }
 
-    /// The library, if it is NCCL and new enough.
+    /// Checks that the library is NCCL and new enough, and looks its functions up.
     pub(super) fn check(mut self) -> Result<Library> {
         // SAFETY: the prototype of nccl.h.
         let get_version =

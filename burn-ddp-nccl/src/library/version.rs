@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A version of NCCL, as `ncclGetVersion` tells it.
+/// A version of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
     /// The 2 of 2.18.3.
@@ -18,21 +18,19 @@ pub struct Version {
 
 impl Version {
     /// The oldest that is accepted: the first with the configuration that [`Config`](super::Config) is.
-    pub const NEEDED: Version = Version { major: 2, minor: 18, patch: 0 };
+    pub(crate) const NEEDED: Version = Version { major: 2, minor: 18, patch: 0 };
 
-    /// Reads the number that `ncclGetVersion` gives. Its form changed with 2.9 (`NCCL_VERSION` in `nccl.h`): 2.8.4 is
+    /// The version of a number of `ncclGetVersion`. Its form changed with 2.9 (`NCCL_VERSION` in `nccl.h`): 2.8.4 is
     /// 2804, 2.10.3 is 21003.
     pub fn from_code(code: c_int) -> Self {
         let code = code.unsigned_abs();
         let scale = if code >= 10_000 { 10_000 } else { 1_000 };
         Self { major: code / scale, minor: code % scale / 100, patch: code % 100 }
     }
-}
 
-impl Version {
-    /// Whether ranks with these versions may form a communicator. NCCL promises nothing for ranks of different releases;
-    /// patches of one release speak the same protocol.
-    pub fn works_with(self, other: Self) -> bool {
+    /// True if ranks with these versions may form a communicator. NCCL promises nothing for ranks of different
+    /// releases; patches of one release speak the same protocol.
+    pub(crate) fn works_with(self, other: Self) -> bool {
         (self.major, self.minor) == (other.major, other.minor)
     }
 }

@@ -4,11 +4,11 @@ use burn_ddp_comm::deadline::Deadline;
 use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
 use burn_ddp_nccl::{NcclComm, Span};
 
+use super::node::{Buffer, LIMIT, Node};
 use crate::fake::{self, Script};
 use crate::harness::{Case, Launch, argument};
-use crate::node::{Buffer, LIMIT, Node};
 
-pub const CASES: &[(&str, Case)] = &[("collectives", collectives), ("order", order)];
+pub const CASES: &[(&str, Case)] = &[("communicator collectives", collectives), ("order", order)];
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max];
 
@@ -132,7 +132,7 @@ impl Bench {
         let (mine, size) = (start..start + length(rank), dtype.size());
         let given = self.mine(dtype, count);
         let mut send = Buffer::new(&given);
-        // A mark behind the room for the chunk, which nobody may overwrite.
+        // One element behind the room for the chunk, which must stay as it is.
         let mut out = Buffer::new(&vec![0xAA; (mine.len() + 1) * size]);
         let place = send.pointer().wrapping_byte_add(start * size);
         let recv = if in_place { place } else { out.pointer() };
@@ -168,10 +168,10 @@ impl Bench {
     }
 }
 
-/// All of them, in a communicator that is busy as often as the argument says.
+/// Runs all of them in a communicator that answers "in progress" as often as the argument says.
 fn collectives() -> Result<String> {
     fake::play(Script { busy: argument().parse().unwrap(), ..Script::default() });
-    let node = Node::join()?;
+    let node = Node::connect_tcp()?;
     let mut bench = Bench { comm: node.connect(LIMIT)?, checks: 0 };
     let world_size = node.world_size;
     for in_place in [false, true] {
@@ -200,21 +200,21 @@ fn every_collective_dtype_and_reduction() {
         // Out of place: 8 of all_reduce and 2 of each reduce_scatter for an op; in place: half.
         let ops = OPS.len() * (8 + 2 * 4);
         let checks = DType::ALL.len() * (ops + ops / 2 + 2 * (2 * world_size + 3));
-        for counted in Launch::new("collectives", world_size).argument(busy).succeed() {
+        for counted in Launch::new("communicator collectives", world_size).argument(busy).succeed() {
             assert_eq!(counted, checks.to_string(), "{world_size} ranks");
         }
     }
 }
 
-/// What NCCL was asked for, in order.
+/// The calls of NCCL, in order.
 fn order() -> Result<String> {
     fake::play(Script { busy: 3, ..Script::default() });
-    let node = Node::join()?;
+    let node = Node::connect_tcp()?;
     let mut comm = node.connect(LIMIT)?;
     let mut data = Buffer::new(&[1; 60]);
     let whole = Span { send: data.pointer(), recv: data.pointer(), count: 15 };
     let half = Span { count: 7, ..whole };
-    // SAFETY: nobody uses the data but NCCL.
+    // SAFETY: only NCCL uses the data.
     unsafe {
         comm.start_all_reduce(&[half, Span { recv: half.recv, ..half }], DType::F32, ReduceOp::Sum)?;
         comm.wait(Deadline::after(LIMIT))?;
@@ -227,8 +227,8 @@ fn order() -> Result<String> {
 }
 
 #[test]
-fn calls_come_in_order_and_the_mark_after_the_work() {
-    let ended = "group_end, in progress, enqueued, mark";
+fn calls_come_in_order_and_the_event_after_the_work() {
+    let ended = "group_end, in progress, enqueued, record";
     let expected = format!(
         "init, in progress, group_start, all_reduce, all_reduce, {ended}, \
          group_start, reduce, reduce, {ended}, finalize, in progress, destroy"

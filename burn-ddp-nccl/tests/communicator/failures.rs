@@ -1,4 +1,4 @@
-//! What is left when NCCL, the device or a peer fails, or nobody answers: one cause on every rank, soon.
+//! Failures of NCCL, of the device, of a peer, and peers that do not answer: one cause on every rank, soon.
 
 use std::time::{Duration, Instant};
 
@@ -6,26 +6,26 @@ use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{DType, Error, ErrorKind, Rank, RankInfo, ReduceOp, Result};
 use burn_ddp_nccl::library::RawStream;
-use burn_ddp_nccl::{NcclComm, Queue, Span};
+use burn_ddp_nccl::{NcclComm, Span, Stream};
 use rustix::process::Signal;
 
-use crate::fake::{self, FakeQueue, Script, Step};
+use super::node::{Buffer, LIMIT, Node};
+use crate::fake::{self, FakeStream, Script, Step};
 use crate::harness::{Case, Launch, Outcome, Ranks, argument, mark, tell};
-use crate::node::{Buffer, LIMIT, Node};
 
 pub const CASES: &[(&str, Case)] = &[
     ("scripted", scripted),
     ("aborted elsewhere", aborted_elsewhere),
     ("explained late", explained_late),
     ("stuck in finalize", stuck_in_finalize),
-    ("queue fails", queue_fails),
+    ("stream fails", stream_fails),
     ("misuse", misuse),
 ];
 
-/// How long after its limit, or after a death, a rank may take.
+/// Time that a rank may take after its limit, or after the death of a peer.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The argument's script for this rank: seconds, what is scripted, and a step for each rank.
+/// The script of this rank from the argument: seconds, the name of the step, and an outcome for each rank.
 fn read_argument() -> (Duration, Script) {
     let text = argument();
     let words: Vec<&str> = text.split(' ').collect();
@@ -55,10 +55,10 @@ fn all_reduce(comm: &mut NcclComm, data: &mut Buffer) -> Result<()> {
     unsafe { comm.start_all_reduce(&[span], DType::F32, ReduceOp::Sum) }
 }
 
-/// Lives by the script: connect, one all_reduce after which all are known to have connected, and another one.
+/// Connects, runs one all_reduce, after which all are known to have connected, and another one by the script.
 fn scripted() -> Result<String> {
     let (limit, script) = read_argument();
-    let node = Node::join()?;
+    let node = Node::connect_tcp()?;
     fake::play(Script { init: script.init, busy: script.busy, ..Script::default() });
     mark("joined");
     let start = Instant::now();
@@ -82,7 +82,7 @@ fn scripted() -> Result<String> {
     let Err(error) = outcome else { return Ok(String::new()) };
     assert!(start.elapsed() < limit + GRACE, "the wait took {:?}", start.elapsed());
     assert!(!fake::group_is_open(), "a group is left open");
-    // All that comes later is the same error, and nothing is freed twice.
+    // All later calls return the same error, and nothing is freed twice.
     let same = |other: Error| assert_eq!(other.to_string(), error.to_string());
     same(comm.wait(Deadline::after(limit)).unwrap_err());
     same(all_reduce(&mut comm, &mut data).unwrap_err());
@@ -95,7 +95,7 @@ fn scripted() -> Result<String> {
     Err(error)
 }
 
-/// How often a communicator was aborted, and how often destroyed.
+/// Number of aborts and of destroys in `log`.
 pub fn freed(log: &[&str]) -> (usize, usize) {
     let count = |name: &str| log.iter().filter(|event| **event == name).count();
     (count("abort"), count("destroy"))
@@ -151,7 +151,7 @@ fn an_error_of_nccl_is_the_cause_on_all_ranks() {
     }
 }
 
-/// Kills rank 1 when all are where `at` says; the others must name it within two seconds.
+/// Kills rank 1 when all ranks have made the mark `at`; the others must name it within two seconds.
 fn kill_one(ranks: Ranks, at: &str, what: &str) {
     [0, 1, 2].into_iter().for_each(|rank| ranks.wait_for_mark(rank, at));
     ranks.signal(1, Signal::KILL);
@@ -182,7 +182,7 @@ fn a_peer_killed_in_a_collective_is_named() {
     kill_one(launch.start(), "started", "all_reduce");
 }
 
-/// Here it does, but knows no name.
+/// Here the data plane notices the death, but has no name for the peer.
 #[test]
 fn a_remote_error_of_nccl_gets_the_name_of_the_peer() {
     let launch = Launch::new("scripted", 3).argument("20 collective ends never ends");
@@ -199,7 +199,7 @@ fn a_peer_that_exits_in_connect_is_named() {
 
 /// Another thread of rank 0 ends the group while rank 0 is blocked in NCCL.
 fn aborted_elsewhere() -> Result<String> {
-    let node = Node::join()?;
+    let node = Node::connect_tcp()?;
     fake::play(Script { collective: Step::Never, ..Script::default() });
     let mut comm = node.connect(LIMIT)?;
     let mut data = Buffer::new(&[0; 8000]);
@@ -234,14 +234,14 @@ fn an_abort_by_another_thread_ends_all_ranks() {
     }
 }
 
-/// The control channel names the cause when NCCL, or the deadline, has already ended the wait.
+/// The control channel reports the cause after NCCL, or the deadline, has ended the wait.
 fn explained_late() -> Result<String> {
-    let node = Node::join()?;
+    let node = Node::connect_tcp()?;
     let mut data = Buffer::new(&[0; 8000]);
     for collective in [Step::Never, Step::Fails(6)] {
         fake::play(Script { collective, ..Script::default() });
         let liveness = Liveness::new(1);
-        let mut comm = node.connect_in(liveness.clone(), Box::new(FakeQueue::new()), LIMIT)?;
+        let mut comm = node.connect_in(liveness.clone(), Box::new(FakeStream::new()), LIMIT)?;
         all_reduce(&mut comm, &mut data)?;
         let control = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(300));
@@ -260,9 +260,9 @@ fn a_cause_that_comes_late_is_waited_for() {
     Launch::new("explained late", 1).succeed();
 }
 
-/// A drop gives NCCL five seconds, aborts then, and fails nobody.
+/// A drop gives NCCL five seconds and then aborts; the group does not fail.
 fn stuck_in_finalize() -> Result<String> {
-    let node = Node::join()?;
+    let node = Node::connect_tcp()?;
     let comm = node.connect(LIMIT)?;
     fake::play(Script { finalize: Step::Never, ..Script::default() });
     let start = Instant::now();
@@ -282,34 +282,34 @@ fn a_drop_ends_though_finalize_does_not() {
     Launch::new("stuck in finalize", 1).succeed();
 }
 
-/// A queue of a device that fails at the mark or at the question after it.
+/// A stream of a device that fails when the event is recorded or when it is polled.
 struct Broken {
-    queue: FakeQueue,
-    at_mark: bool,
+    stream: FakeStream,
+    at_record: bool,
 }
 
-impl Queue for Broken {
+impl Stream for Broken {
     fn raw(&self) -> RawStream {
-        self.queue.raw()
+        self.stream.raw()
     }
 
-    fn mark(&mut self) -> Result<()> {
-        if self.at_mark {
+    fn record(&mut self) -> Result<()> {
+        if self.at_record {
             return Err(Error::new(ErrorKind::Device, "the device fell off the bus"));
         }
-        self.queue.mark()
+        self.stream.record()
     }
 
-    fn reached(&mut self) -> Result<bool> {
+    fn is_reached(&mut self) -> Result<bool> {
         Err(Error::new(ErrorKind::Device, "the device fell off the bus"))
     }
 }
 
-fn queue_fails() -> Result<String> {
-    let node = Node::join()?;
-    let queue = Broken { queue: FakeQueue::new(), at_mark: argument() == "mark" };
+fn stream_fails() -> Result<String> {
+    let node = Node::connect_tcp()?;
+    let stream = Broken { stream: FakeStream::new(), at_record: argument() == "record" };
     let mut comm = if node.rank == Rank(1) {
-        node.connect_in(node.liveness.clone(), Box::new(queue), LIMIT)?
+        node.connect_in(node.liveness.clone(), Box::new(stream), LIMIT)?
     } else {
         fake::play(Script { collective: Step::Never, ..Script::default() });
         node.connect(LIMIT)?
@@ -321,8 +321,8 @@ fn queue_fails() -> Result<String> {
 
 #[test]
 fn a_device_that_fails_ends_all_ranks() {
-    for at in ["mark", "question"] {
-        for (rank, outcome) in Launch::new("queue fails", 2).argument(at).run().iter().enumerate() {
+    for at in ["record", "poll"] {
+        for (rank, outcome) in Launch::new("stream fails", 2).argument(at).run().iter().enumerate() {
             let own = format!("all_reduce on rank {rank}");
             failed(outcome, &[&own, "all_reduce on rank 1: the device fell off the bus"]);
         }
@@ -331,7 +331,7 @@ fn a_device_that_fails_ends_all_ranks() {
 
 /// Wrong arguments start nothing and end nothing.
 fn misuse() -> Result<String> {
-    let node = Node::join()?;
+    let node = Node::connect_tcp()?;
     let mut comm = node.connect(LIMIT)?;
     let mut data = Buffer::new(&[0; 8000]);
     let refused = |outcome: Result<()>, text: &str| {

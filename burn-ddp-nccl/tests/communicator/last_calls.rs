@@ -1,4 +1,4 @@
-//! The two calls of NCCL that cannot be polled, when they do not come back.
+//! The two calls of NCCL that cannot be polled, when they do not return.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +6,17 @@ use burn_ddp_comm::deadline::Deadline;
 use burn_ddp::{DType, ErrorKind, ReduceOp, Result};
 use burn_ddp_nccl::Span;
 
+use super::node::{Buffer, LIMIT, Node};
 use crate::fake::{self, Script, Step};
 use crate::harness::{Case, Launch};
-use crate::node::{Buffer, LIMIT, Node};
 
 pub const CASES: &[(&str, Case)] = &[("stuck in the last call", stuck_in_the_last_call)];
 
-/// What NCCL is given for a call that cannot be interrupted.
+/// The limit of a call that cannot be interrupted.
 const LAST_CALL: Duration = Duration::from_secs(3);
 
 fn stuck_in_the_last_call() -> Result<String> {
-    let node = Node::join()?;
+    let node = Node::connect_tcp()?;
     let mut buffer = Buffer::new(&[0; 16]);
     let span = Span { send: buffer.pointer(), recv: buffer.pointer(), count: 4 };
     let mut comm = node.connect(LIMIT)?;
@@ -37,7 +37,7 @@ fn stuck_in_the_last_call() -> Result<String> {
     let error = comm.wait(Deadline::after(Duration::from_secs(1))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert!(!comm.is_released());
-    // Nothing is tried again.
+    // The abort is not tried again.
     comm.abort();
     drop(comm);
     assert!(start.elapsed() < LAST_CALL + Duration::from_secs(4), "{:?}", start.elapsed());

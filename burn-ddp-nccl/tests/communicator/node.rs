@@ -1,4 +1,4 @@
-//! What stands beside a communicator in a process group: the store, the id and the control channel.
+//! The parts of a process group that a communicator needs: the store, the id and the control channel.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use burn_ddp_comm::topology::Topology;
 use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
 use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{Rank, RankInfo, Result};
-use burn_ddp_nccl::{NcclComm, Queue, UniqueId};
+use burn_ddp_nccl::{NcclComm, Stream, UniqueId};
 use std::sync::Arc;
 
-use crate::fake::{FakeQueue, symbols};
+use crate::fake::{FakeStream, symbols};
 
 /// Enough for everything that is meant to succeed.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -31,8 +31,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Meets the other ranks, as a process group does before it connects by NCCL.
-    pub fn join() -> Result<Self> {
+    /// Connects to the other ranks by TCP, as a process group does before it connects by NCCL.
+    pub fn connect_tcp() -> Result<Self> {
         let info = RankInfo::from_env()?;
         let (rank, world_size, deadline) = (info.rank, info.world_size, Deadline::after(LIMIT));
         let store: Arc<dyn Store> = Arc::new(TcpStore::from_rank_info(&info, LIMIT)?);
@@ -46,21 +46,22 @@ impl Node {
         let mesh = listener.connect(rank, "test", &peers, deadline)?;
         let liveness = Liveness::new(world_size);
         let control = Control::start(rank, mesh.control, liveness.clone(), Duration::from_secs(5))?;
-        // Nobody may leave before the others are done with the store. What a rank has sent for this arrives though it has left.
+        // No rank may exit before the others are done with the store. Frames of the barrier arrive after their rank has
+        // exited.
         let data = TcpTransport::new(rank, mesh.data, Liveness::new(world_size))?;
         Collectives::new(Box::new(data), Topology::separate(world_size), LIMIT).barrier()?;
         Ok(Self { rank, world_size, liveness, id, _control: control, _store: store })
     }
 
     pub fn connect(&self, limit: Duration) -> Result<NcclComm> {
-        self.connect_in(self.liveness.clone(), Box::new(FakeQueue::new()), limit)
+        self.connect_in(self.liveness.clone(), Box::new(FakeStream::new()), limit)
     }
 
-    /// Over another queue, or in a group that ends by itself.
-    pub fn connect_in(&self, life: Liveness, queue: Box<dyn Queue>, limit: Duration) -> Result<NcclComm> {
+    /// Connects with a stream and a liveness of the test's choice.
+    pub fn connect_in(&self, life: Liveness, stream: Box<dyn Stream>, limit: Duration) -> Result<NcclComm> {
         let deadline = Deadline::after(limit);
-        // SAFETY: the fake keeps NCCL's contract and has no device; the queue is its own.
-        unsafe { NcclComm::connect(symbols(), &self.id, self.rank, self.world_size, queue, life, deadline) }
+        // SAFETY: the fake keeps NCCL's contract and has no device; the stream is its own.
+        unsafe { NcclComm::connect(symbols(), &self.id, self.rank, self.world_size, stream, life, deadline) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A communicator in every state is asked for everything in every order: no hang, no panic, freed once.
+//! All calls in all orders on a communicator in every state: no hang, no panic, freed once.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
 use burn_ddp_nccl::{NcclComm, Span, UniqueId};
 
-use crate::failures::freed;
-use crate::fake::{self, FakeQueue, Script, Step, symbols};
+use super::failures::freed;
+use super::node::{Buffer, LIMIT};
+use crate::fake::{self, FakeStream, Script, Step, symbols};
 use crate::harness::{Case, Launch};
-use crate::node::{Buffer, LIMIT};
 
 pub const CASES: &[(&str, Case)] = &[("states", states)];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    /// The group has ended before.
+enum State {
+    /// The group has ended before the connect.
     NeverConnected,
     InitRefused,
     InitFailed,
     InitLate,
     Ready,
     InFlight,
-    /// In flight, and without end.
+    /// A collective in flight never ends.
     Hung,
     Waited,
     AsyncError,
@@ -33,20 +33,20 @@ enum Way {
     Finished,
 }
 
-const WAYS: [Way; 13] = [
-    Way::NeverConnected,
-    Way::InitRefused,
-    Way::InitFailed,
-    Way::InitLate,
-    Way::Ready,
-    Way::InFlight,
-    Way::Hung,
-    Way::Waited,
-    Way::AsyncError,
-    Way::Late,
-    Way::GroupEnded,
-    Way::Aborted,
-    Way::Finished,
+const STATES: [State; 13] = [
+    State::NeverConnected,
+    State::InitRefused,
+    State::InitFailed,
+    State::InitLate,
+    State::Ready,
+    State::InFlight,
+    State::Hung,
+    State::Waited,
+    State::AsyncError,
+    State::Late,
+    State::GroupEnded,
+    State::Aborted,
+    State::Finished,
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,7 @@ enum Ask {
 
 const ASKS: [Ask; 5] = [Ask::Abort, Ask::Error, Ask::Wait, Ask::Start, Ask::Finish];
 
-/// All sequences of up to three different or equal questions; a drop follows each.
+/// All sequences of up to three calls, equal ones included; a drop follows each.
 fn orders() -> Vec<Vec<Ask>> {
     let mut all = vec![vec![]];
     let mut longest = all.clone();
@@ -78,48 +78,48 @@ fn start(comm: &mut NcclComm, data: &mut Buffer) -> Result<()> {
     unsafe { comm.start_all_reduce(&[span], DType::F32, ReduceOp::Sum) }
 }
 
-/// A communicator that went this way, or the error that it ended with before it was one.
-fn go(way: Way, liveness: &Liveness, data: &mut Buffer) -> Result<NcclComm> {
+/// A communicator in this state, or the error of its connect.
+fn enter(state: State, liveness: &Liveness, data: &mut Buffer) -> Result<NcclComm> {
     let step = |init, collective| Script { init, collective, busy: 1, ..Script::default() };
-    fake::play(match way {
-        Way::InitRefused => step(Step::Refuses(2), Step::Ends),
-        Way::InitFailed => step(Step::Fails(2), Step::Ends),
-        Way::InitLate => step(Step::Never, Step::Ends),
-        Way::Hung | Way::Late => step(Step::Ends, Step::Never),
-        Way::AsyncError => step(Step::Ends, Step::Fails(1)),
+    fake::play(match state {
+        State::InitRefused => step(Step::Refuses(2), Step::Ends),
+        State::InitFailed => step(Step::Fails(2), Step::Ends),
+        State::InitLate => step(Step::Never, Step::Ends),
+        State::Hung | State::Late => step(Step::Ends, Step::Never),
+        State::AsyncError => step(Step::Ends, Step::Fails(1)),
         _ => step(Step::Ends, Step::Ends),
     });
     let end = || liveness.fail(Error::new(ErrorKind::Aborted, "the group has ended"));
-    let (id, queue) = (UniqueId::new(&symbols())?, Box::new(FakeQueue::new()));
-    if way == Way::NeverConnected {
+    let (id, stream) = (UniqueId::new(&symbols())?, Box::new(FakeStream::new()));
+    if state == State::NeverConnected {
         end();
     }
-    // Nobody else is there to explain a deadline, so each costs a second.
-    let limit = if way == Way::InitLate { Duration::ZERO } else { LIMIT };
+    // A deadline is followed by a second in which no control channel reports a cause.
+    let limit = if state == State::InitLate { Duration::ZERO } else { LIMIT };
     let deadline = Deadline::after(limit);
-    // SAFETY: the fake keeps NCCL's contract and has no device; the queue is its own.
+    // SAFETY: the fake keeps NCCL's contract and has no device; the stream is its own.
     let mut comm =
-        unsafe { NcclComm::connect(symbols(), &id, Rank(0), 1, queue, liveness.clone(), deadline)? };
-    match way {
-        Way::InFlight | Way::Hung => start(&mut comm, data)?,
-        Way::Waited => {
+        unsafe { NcclComm::connect(symbols(), &id, Rank(0), 1, stream, liveness.clone(), deadline)? };
+    match state {
+        State::InFlight | State::Hung => start(&mut comm, data)?,
+        State::Waited => {
             start(&mut comm, data)?;
             comm.wait(deadline)?;
         }
-        Way::AsyncError | Way::Late => {
+        State::AsyncError | State::Late => {
             start(&mut comm, data)?;
-            let limit = if way == Way::Late { Duration::ZERO } else { LIMIT };
+            let limit = if state == State::Late { Duration::ZERO } else { LIMIT };
             comm.wait(Deadline::after(limit)).expect_err("by the script");
         }
-        Way::GroupEnded => drop(end()),
-        Way::Aborted => comm.abort(),
-        Way::Finished => comm.finish()?,
+        State::GroupEnded => drop(end()),
+        State::Aborted => comm.abort(),
+        State::Finished => comm.finish()?,
         _ => {}
     }
     Ok(comm)
 }
 
-/// Asks in this order and drops; a wait may last for `limit`.
+/// Makes the calls of `order` and drops the communicator; a wait may last for `limit`.
 fn ask(mut comm: NcclComm, order: &[Ask], limit: Duration, data: &mut Buffer) {
     let mut cause: Option<String> = None;
     for ask in order {
@@ -130,7 +130,7 @@ fn ask(mut comm: NcclComm, order: &[Ask], limit: Duration, data: &mut Buffer) {
             }
             Ask::Error => comm.error(),
             Ask::Wait => comm.wait(Deadline::after(limit)).err(),
-            // Refused, without consequence, while something is in flight and after the end.
+            // Refused, without consequence, while a collective is in flight and after the end.
             Ask::Start => start(&mut comm, data).err().filter(|error| error.kind() != ErrorKind::Config),
             Ask::Finish => comm.finish().err(),
         };
@@ -145,31 +145,33 @@ fn ask(mut comm: NcclComm, order: &[Ask], limit: Duration, data: &mut Buffer) {
 
 fn states() -> Result<String> {
     let (mut data, mut rows) = (Buffer::new(&[0; 8]), 0);
-    for way in WAYS {
-        let connects =
-            !matches!(way, Way::NeverConnected | Way::InitRefused | Way::InitFailed | Way::InitLate);
+    for state in STATES {
+        let connects = !matches!(
+            state,
+            State::NeverConnected | State::InitRefused | State::InitFailed | State::InitLate
+        );
         for (index, order) in orders().iter().enumerate() {
-            // One that failed to connect cannot be asked. What hangs is asked in one order of forty: each costs a second.
-            let slow = matches!(way, Way::Hung | Way::Late);
+            // One that failed to connect has no calls. What hangs is tried in one order of forty: each costs a second.
+            let slow = matches!(state, State::Hung | State::Late);
             if (!connects && !order.is_empty()) || (slow && index % 40 != 0) {
                 continue;
             }
             let liveness = Liveness::new(1);
-            let gone = go(way, &liveness, &mut data);
-            assert_eq!(gone.is_ok(), connects, "{way:?}");
+            let entered = enter(state, &liveness, &mut data);
+            assert_eq!(entered.is_ok(), connects, "{state:?}");
             assert!(!fake::group_is_open());
-            if let Ok(comm) = gone {
+            if let Ok(comm) = entered {
                 let limit = if slow { Duration::ZERO } else { LIMIT };
                 ask(comm, order, limit, &mut data);
             }
-            let begun = usize::from(!matches!(way, Way::NeverConnected | Way::InitRefused));
+            let begun = usize::from(!matches!(state, State::NeverConnected | State::InitRefused));
             let log = fake::log();
             let (aborts, destroys) = freed(&log);
-            assert_eq!(aborts + destroys, begun, "{way:?} {order:?}: {log:?}");
+            assert_eq!(aborts + destroys, begun, "{state:?} {order:?}: {log:?}");
             if order.is_empty() {
-                let healthy = matches!(way, Way::Ready | Way::Waited | Way::Finished);
-                assert_eq!(destroys, usize::from(healthy), "{way:?}: {log:?}");
-                assert_eq!(liveness.cause().is_none(), healthy, "{way:?}");
+                let healthy = matches!(state, State::Ready | State::Waited | State::Finished);
+                assert_eq!(destroys, usize::from(healthy), "{state:?}: {log:?}");
+                assert_eq!(liveness.cause().is_none(), healthy, "{state:?}");
             }
             rows += 1;
         }
@@ -179,7 +181,7 @@ fn states() -> Result<String> {
 
 #[test]
 fn every_state_is_asked_for_everything_in_every_order() {
-    // Of 13 ways 4 do not connect and 2 are slow.
+    // Of 13 states 4 are not connected and 2 are slow.
     let orders: usize = 1 + 5 + 25 + 125;
     let rows = 4 + 7 * orders + 2 * orders.div_ceil(40);
     assert_eq!(Launch::new("states", 1).succeed(), [rows.to_string()]);

@@ -1,11 +1,11 @@
-//! One communicator of the fake: what it answers, and when its work reaches the queue.
+//! One communicator of the fake: its answers to polls, and the time when its work reaches the stream.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::wire::{Wire, meet};
 use super::work::Work;
-use super::{IN_PROGRESS, REMOTE_ERROR, SUCCESS, Step, lock, note, queue, script};
+use super::{IN_PROGRESS, REMOTE_ERROR, SUCCESS, Step, lock, note, script, stream};
 
 pub(super) struct Comm {
     state: Mutex<State>,
@@ -14,13 +14,13 @@ pub(super) struct Comm {
 
 #[derive(Default)]
 struct State {
-    /// Answers "in progress" that are still to be given.
+    /// Number of "in progress" answers still to be given.
     busy: u32,
-    /// What was begun never ends.
+    /// The call that was started never ends.
     hangs: bool,
-    /// The thread of the start still runs.
+    /// The thread that connects still runs.
     connecting: bool,
-    /// What is reported when nothing is in progress any more.
+    /// The code that is reported when nothing is in progress any more.
     later: c_int,
     error: c_int,
     wire: Option<Arc<Wire>>,
@@ -34,7 +34,7 @@ impl Comm {
         Arc::new(Self { state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Begins something that goes as `step` says; returns what its call returns.
+    /// Starts a call with the outcome `step`; returns the result of the call.
     pub(super) fn begin(self: &Arc<Self>, step: Step) -> c_int {
         let mut state = lock(&self.state);
         state.busy = script().busy;
@@ -49,12 +49,12 @@ impl Comm {
         SUCCESS
     }
 
-    /// Work for the queue, once what is begun next has ended.
-    pub(super) fn plan(&self, queue: usize, work: Work) {
-        lock(&self.state).planned.push((queue, work));
+    /// Adds work that is enqueued when the next call has ended.
+    pub(super) fn plan(&self, stream: usize, work: Work) {
+        lock(&self.state).planned.push((stream, work));
     }
 
-    /// The state, as `ncclCommGetAsyncError` tells it.
+    /// The result of `ncclCommGetAsyncError`.
     pub(super) fn answer(self: &Arc<Self>) -> c_int {
         let mut state = lock(&self.state);
         if state.error != SUCCESS {
@@ -80,11 +80,11 @@ impl Comm {
         }
         for (number, work) in state.planned.drain(..) {
             let this = self.clone();
-            queue::enqueue(number, Box::new(move || this.run(&work)));
+            stream::enqueue(number, Box::new(move || this.run(&work)));
         }
     }
 
-    /// Connects on a thread, as the non-blocking start does.
+    /// Connects on a thread, as NCCL's non-blocking start does.
     pub(super) fn connect(self: &Arc<Self>, id: &[u8], rank: usize, world_size: usize) {
         lock(&self.state).connecting = true;
         let (this, id) = (self.clone(), id.to_vec());
@@ -93,7 +93,7 @@ impl Comm {
             let mut state = lock(&this.state);
             state.connecting = false;
             match met {
-                // An abort in the meantime has nobody to free this but the thread.
+                // After an abort in the meantime this thread is the last owner.
                 Ok(wire) => state.wire = (!state.aborted).then(|| Arc::new(wire)),
                 Err(error) => {
                     eprintln!("fake: rank {rank}: {error}");
@@ -103,8 +103,8 @@ impl Comm {
         });
     }
 
-    /// One piece of work, on the thread of a queue. What goes wrong shows in the state, and the work then hangs until
-    /// the abort, as a kernel does.
+    /// Runs `work` on the thread of a stream. An error is kept in the state, and the work then hangs until the abort,
+    /// as a kernel does.
     fn run(&self, work: &Work) {
         let mut state = lock(&self.state);
         if state.aborted {

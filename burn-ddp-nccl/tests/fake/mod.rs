@@ -1,10 +1,10 @@
 //! A fake NCCL: the table of functions over host memory, with the collectives of `burn-ddp` inside.
 //!
-//! What it imitates is NCCL's manners and not its speed: calls that go on after they have returned, work that reaches
-//! the stream only when a group has settled, errors that show later, waits without end. A [`Script`] says which; the
-//! [`log`] says what was called and in which order. "Device memory" is any memory of the process, the stream is a
-//! [`FakeQueue`]. State is the process's, as NCCL's is: ranks are processes, and one case has the fake for itself.
-#![allow(unsafe_code, dead_code, reason = "a table of C functions; each test binary uses its part")]
+//! It imitates NCCL's behaviour and not its speed: calls that go on after they have returned, work that reaches the
+//! stream only when a group has settled, errors that are reported later, waits without end. A [`Script`] chooses among
+//! them; the [`log`] has the calls in their order. "Device memory" is any memory of the process, and the stream is a
+//! [`FakeStream`]. State is global to the process, as NCCL's is: ranks are processes, and each process runs one case.
+#![allow(unsafe_code, reason = "a table of C functions")]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,24 +16,24 @@ use burn_ddp_nccl::UniqueId;
 use burn_ddp_nccl::library::{Config, RawComm, RawStream, Symbols};
 
 mod comm;
-mod queue;
+mod stream;
 mod wire;
 mod work;
 
-pub use queue::FakeQueue;
+pub use stream::FakeStream;
 
 use comm::Comm;
 use work::{Kind, Work};
 
-/// How one of the things that NCCL does goes.
+/// Outcome of one step of NCCL.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Step {
-    /// Well.
+    /// It succeeds.
     #[default]
     Ends,
-    /// It is begun and never ends, unless by an abort.
+    /// It starts and ends only by an abort.
     Never,
-    /// It is begun, and its error is reported later.
+    /// It starts, and its error is reported later.
     Fails(c_int),
     /// The call itself returns the error.
     Refuses(c_int),
@@ -41,19 +41,19 @@ pub enum Step {
     Exits,
 }
 
-/// How everything goes from now on in this process.
+/// Outcomes of all steps from now on in this process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Script {
-    /// So many times each thing that was begun is still in progress when asked.
+    /// Number of polls that find each started call still in progress.
     pub busy: u32,
     pub init: Step,
     /// The call that adds a collective to a group: ends or refuses.
     pub call: Step,
     pub group_end: Step,
-    /// The work on the queue.
+    /// The work on the stream.
     pub collective: Step,
     pub finalize: Step,
-    /// Ends, or never: as NCCL's does while a peer of the same host has not begun its own.
+    /// `Ends` or `Never`: NCCL's abort does not return while a peer of the same host has not begun its own.
     pub abort: Step,
     pub destroy: Step,
 }
@@ -67,7 +67,7 @@ thread_local! {
     static GROUP: RefCell<Option<Vec<Call>>> = const { RefCell::new(None) };
 }
 
-/// A collective in a group: on which communicator, on which queue.
+/// A collective in a group: its communicator, its stream and its work.
 type Call = (Arc<Comm>, usize, Work);
 
 const SUCCESS: c_int = 0;
@@ -80,7 +80,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets how everything goes from now on.
+/// Sets the script from now on.
 pub fn play(script: Script) {
     *lock(&SCRIPT) = Some(script);
 }
@@ -89,8 +89,8 @@ fn script() -> Script {
     lock(&SCRIPT).unwrap_or_default()
 }
 
-/// What was called since the last time, by name, with three entries more: "in progress" (once for any number of such
-/// answers in a row), "enqueued" when the work of a group reaches the queue, and "mark" for the mark on the queue.
+/// Names of the calls since the last time, and three more entries: "in progress" (once for any number of such answers
+/// in a row), "enqueued" when the work of a group reaches the stream, and "record" when an event is recorded.
 pub fn log() -> Vec<&'static str> {
     std::mem::take(&mut *lock(&LOG))
 }
@@ -102,12 +102,12 @@ fn note(event: &'static str) {
     }
 }
 
-/// Whether a group of this thread is open.
+/// True if a group of this thread is open.
 pub fn group_is_open() -> bool {
     GROUP.with_borrow(Option::is_some)
 }
 
-/// The table.
+/// The table of the fake's functions.
 pub fn symbols() -> Symbols {
     Symbols {
         get_version,
@@ -226,12 +226,12 @@ unsafe extern "C" fn comm_finalize(handle: RawComm) -> c_int {
 unsafe extern "C" fn comm_destroy(handle: RawComm) -> c_int {
     note("destroy");
     freed(handle);
-    never(script().destroy);
+    block_if_never(script().destroy);
     SUCCESS
 }
 
-/// Does not come back if `step` says so.
-fn never(step: Step) {
+/// Does not return if `step` is `Never`.
+fn block_if_never(step: Step) {
     if step == Step::Never {
         loop {
             std::thread::park();
@@ -242,7 +242,7 @@ fn never(step: Step) {
 unsafe extern "C" fn comm_abort(handle: RawComm) -> c_int {
     note("abort");
     let comm = freed(handle);
-    never(script().abort);
+    block_if_never(script().abort);
     comm.abort();
     SUCCESS
 }
@@ -268,8 +268,8 @@ unsafe extern "C" fn group_end() -> c_int {
 /// The work of a group goes to the communicators, which enqueue it when they are no longer busy.
 fn launch(calls: Vec<Call>, step: Step) -> c_int {
     let mut comms: Vec<Arc<Comm>> = Vec::new();
-    for (comm, queue, work) in calls {
-        comm.plan(queue, work);
+    for (comm, stream, work) in calls {
+        comm.plan(stream, work);
         if !comms.iter().any(|known| Arc::ptr_eq(known, &comm)) {
             comms.push(comm);
         }

@@ -1,4 +1,4 @@
-//! How communicators of the fake find each other: by an address in the id, over the sockets of `burn-ddp`.
+//! The connections between communicators of the fake: an address in the id, and the sockets of `burn-ddp`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -17,10 +17,11 @@ use socket2::{Domain, Socket, Type};
 use super::lock;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Longer than any test: it is the communicator's business to end a wait.
+/// Longer than any test: ending a wait is the task of the communicator under test.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Ports of ids: bound and not listening, so that nobody else is given them and rank 0's store can listen there.
+/// Ports of ids: bound and not listening, so that the system gives them to no other socket and rank 0's store can
+/// listen.
 static PORTS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
 
 /// The bytes of an id: the address where rank 0 will be found.
@@ -43,7 +44,7 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Ends what is being sent.
+    /// Ends transfers in progress.
     pub(super) fn cut(&self) {
         self.liveness.fail(Error::new(ErrorKind::Aborted, "the fake's communicator was aborted"));
     }
@@ -74,7 +75,7 @@ pub(super) fn meet(id: &[u8], rank: usize, world_size: usize) -> Result<Wire> {
     let liveness = Liveness::new(world_size);
     let transport = TcpTransport::new(rank, mesh.data, liveness.clone())?;
     let mut collectives = Collectives::new(Box::new(transport), Topology::separate(world_size), LIMIT);
-    // Rank 0 serves the store, and may go as soon as it has connected.
+    // Rank 0 serves the store and may exit as soon as it has connected.
     collectives.barrier()?;
     Ok(Wire { collectives: Mutex::new(collectives), liveness, _store: store })
 }

@@ -1,5 +1,5 @@
-//! What a collective does to memory. Dtypes and reductions are decoded from `nccl.h`'s numbers here, on purpose without
-//! the table that is under test.
+//! Execution of one collective on memory. Dtypes and reductions are decoded from `nccl.h`'s numbers here, on purpose
+//! without the table that is under test.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -16,7 +16,7 @@ pub(super) enum Kind {
     AllGather,
 }
 
-/// One collective; memory by its address, since it goes to the thread of a queue.
+/// One collective; memory by its address, since it goes to the thread of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     kind: Kind,
@@ -29,7 +29,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// `None` for numbers that NCCL does not have, and where it would find a null.
+    /// `None` for numbers that NCCL does not have, and for null pointers.
     pub(super) fn new(
         kind: Kind,
         send: *const c_void,
@@ -64,7 +64,7 @@ impl Work {
 
     /// # Safety
     ///
-    /// The memory is there, and nobody else uses it.
+    /// The memory is valid, and nothing else uses it.
     pub(super) unsafe fn run(&self, all: &mut Collectives) -> Result<()> {
         let Self { kind, send, recv, count, dtype, op, root } = *self;
         let (bytes, ranks, is_root) = (count * dtype.size(), all.world_size(), all.rank() == root);

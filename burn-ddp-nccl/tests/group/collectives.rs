@@ -1,4 +1,4 @@
-//! Every collective of a group gives what it gives over TCP.
+//! Collectives of a group give the results that they give over TCP.
 
 use std::fmt::Write;
 
@@ -6,11 +6,11 @@ use burn::tensor::{DType, FloatDType, Int, IntDType, Tensor, TensorData};
 use burn_ddp::communicator::AnyTensor;
 use burn_ddp::{ProcessGroup, Rank, ReduceOp, Result};
 
+use super::host::{B, events, group, into_data, numbers};
 use crate::harness::{Case, Launch};
-use crate::host::{B, events, group, into_data, numbers};
 
 pub const CASES: &[(&str, Case)] =
-    &[("collectives", collectives), ("split", split), ("in flight", in_flight), ("left", left)];
+    &[("collectives", collectives), ("split", split), ("in flight", in_flight), ("lifetime", lifetime)];
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max];
 
@@ -24,7 +24,7 @@ fn ints(seed: usize, count: usize) -> Tensor<B, 1, Int> {
     Tensor::from_data(TensorData::new(values, [count]), (&Default::default(), DType::I64))
 }
 
-/// The results, in lines: a name, a shape, numbers.
+/// One line for each result: a name, a shape, numbers.
 struct Results(String);
 
 impl Results {
@@ -81,13 +81,13 @@ fn collectives() -> Result<String> {
     Ok(results.0)
 }
 
-/// Many tensors at once, none of which may touch its neighbour.
+/// Many tensors at once, none of which may overwrite its neighbour.
 fn lists(group: &ProcessGroup<B>, results: &mut Results) -> Result<()> {
     let rank = group.rank().0;
     let sizes: Vec<usize> = (0..40).chain([127, 128, 129, 300, 1, 512]).collect();
     let float = |(index, &count): (usize, &usize)| {
         let flat = floats(rank + index * 3, count * 2);
-        // To a reshape, zero means "as it was".
+        // To a reshape, a size of 0 means "as before".
         if count == 0 {
             return AnyTensor::Float(flat.into_primitive().tensor());
         }
@@ -116,8 +116,8 @@ fn lists(group: &ProcessGroup<B>, results: &mut Results) -> Result<()> {
     Ok(())
 }
 
-/// Names and shapes are equal, integers and what is only moved as well, and other numbers up to rounding.
-fn alike(nccl: &str, host: &str) {
+/// Compares names, shapes, integers and results without arithmetic exactly, and other numbers up to rounding.
+fn assert_alike(nccl: &str, host: &str) {
     assert_eq!(nccl.lines().count(), host.lines().count());
     for (nccl, host) in nccl.lines().zip(host.lines()) {
         let parts = |line: &str| -> (String, Vec<f64>) {
@@ -153,11 +153,11 @@ fn collectives_give_what_they_give_over_tcp() {
         };
         let (nccl, host) = (texts("nccl"), texts("host"));
         assert!(nccl[0].lines().count() > 250, "{}", nccl[0].lines().count());
-        nccl.iter().zip(&host).for_each(|(nccl, host)| alike(nccl, host));
+        nccl.iter().zip(&host).for_each(|(nccl, host)| assert_alike(nccl, host));
     }
 }
 
-/// Halves with reversed ranks, halves of the halves' number, and the whole, in turns.
+/// All-reduces in halves with reversed ranks and in the whole group, in turns.
 fn split() -> Result<String> {
     let whole = group()?;
     let rank = whole.rank().0;
@@ -179,7 +179,7 @@ fn each_part_of_a_group_has_a_communicator_of_its_own() {
     assert_eq!(Launch::new("split", 4).succeed(), expected);
 }
 
-/// Several at once, waited for from the last to the first; of some the result is not wanted.
+/// Several at once, waited for from the last to the first; some are dropped.
 fn in_flight() -> Result<String> {
     let group = group()?;
     let (rank, size) = (group.rank().0 as f64, group.world_size() as f64);
@@ -205,8 +205,8 @@ fn works_are_waited_for_in_any_order_or_not_at_all() {
     assert_eq!(Launch::new("in flight", 3).succeed(), ["9", "9", "9"]);
 }
 
-/// What NCCL is asked for in the life of a group.
-fn left() -> Result<String> {
+/// The calls of NCCL from the start of a group to its end.
+fn lifetime() -> Result<String> {
     let group = group()?;
     group.all_reduce(floats(0, 3), ReduceOp::Sum).wait()?;
     drop(group);
@@ -216,6 +216,6 @@ fn left() -> Result<String> {
 
 #[test]
 fn a_group_takes_leave_of_nccl() {
-    let life = "init group_start all_reduce group_end enqueued mark memory finalize destroy";
-    assert_eq!(Launch::new("left", 2).succeed(), [life; 2]);
+    let calls = "init group_start all_reduce group_end enqueued record memory finalize destroy";
+    assert_eq!(Launch::new("lifetime", 2).succeed(), [calls; 2]);
 }

@@ -1,4 +1,4 @@
-//! What becomes of NCCL and of its memory when a group ends where nobody waits for it.
+//! NCCL and its memory when a group ends outside of a wait.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use burn::tensor::Tensor;
 use burn_ddp::{ReduceOp, Result};
 
+use super::host::{B, PANIC_AT_EVENT, events, group};
 use crate::fake::{self, Script, Step};
 use crate::harness::{Case, Launch};
-use crate::host::{B, PANIC_AT_MARK, events, group};
 
 pub const CASES: &[(&str, Case)] = &[
     ("idle", idle),
@@ -43,7 +43,7 @@ fn a_rank_that_is_busy_elsewhere_lets_go_of_nccl_when_the_group_ends() {
     }
 }
 
-/// NCCL comes back neither from the collective nor from the abort.
+/// NCCL returns neither from the collective nor from the abort.
 fn abort_that_hangs() -> Result<String> {
     let group = group()?;
     group.barrier()?;
@@ -74,7 +74,7 @@ fn late_then_stuck() -> Result<String> {
         std::thread::yield_now();
     }
     let error = sum(&group).wait().expect_err("it never ends").to_string();
-    // The limit, and a second for somebody to say why.
+    // The limit, and a second for a peer to report the cause.
     assert!(group.rank().0 == 1 || start.elapsed() < Duration::from_secs(7), "{:?}", start.elapsed());
     Ok(error)
 }
@@ -90,8 +90,8 @@ fn a_collective_has_one_limit_for_late_ranks_and_for_nccl() {
 fn panic() -> Result<String> {
     let group = group()?;
     group.barrier()?;
-    PANIC_AT_MARK.store(group.rank().is_root(), Ordering::SeqCst);
-    // Rank 1 may have its result: all that it needs of rank 0 was sent before the panic.
+    PANIC_AT_EVENT.store(group.rank().is_root(), Ordering::SeqCst);
+    // Rank 1 may have its result: everything that it needs of rank 0 was sent before the panic.
     let first = sum(&group).wait();
     assert!(first.is_err() || !group.rank().is_root(), "no result of a thread that panicked");
     let error = sum(&group).wait().expect_err("the group has ended").to_string();

@@ -1,4 +1,4 @@
-//! What is left when ranks disagree, come late, die or leave: an error that names them, soon, and no communicator.
+//! Ranks that disagree, come late, die or leave: an error that names them, soon, and no communicator left.
 
 use std::time::{Duration, Instant};
 
@@ -7,9 +7,9 @@ use burn_ddp::communicator::AnyTensor;
 use burn_ddp::{ProcessGroup, Rank, ReduceOp, Result};
 use rustix::process::Signal;
 
+use super::host::{B, events, group};
 use crate::fake::{self, Script, Step};
 use crate::harness::{Case, Launch, Outcome, argument, mark};
-use crate::host::{B, events, group};
 
 pub const CASES: &[(&str, Case)] = &[
     ("disagreement", disagreement),
@@ -42,7 +42,7 @@ fn aborted_first() {
     assert!(aborts.len() == 1 && memory.len() == 1 && aborts[0] < memory[0], "{events:?}");
 }
 
-/// With an error, not with a panic of an assertion, which would name the same.
+/// Checks that the rank ended with an error, and not with the panic of an assertion that has the same words.
 fn failed(outcome: &Outcome, words: &[&str]) {
     outcome.failed_saying(words);
     assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
@@ -185,7 +185,7 @@ fn a_failing_device_is_an_error_on_all_ranks() {
     }
 }
 
-/// Rank 0 leaves with a collective in flight, and another behind it.
+/// Rank 0 drops the group with a collective in flight and another behind it.
 fn dropped_group() -> Result<String> {
     let group = group()?;
     hang();
@@ -196,7 +196,7 @@ fn dropped_group() -> Result<String> {
         drop(group);
         return Ok(String::new());
     }
-    let errors = [work, behind].map(|work| work.wait().expect_err("nobody ends it").to_string());
+    let errors = [work, behind].map(|work| work.wait().expect_err("it has no end").to_string());
     Ok(errors.join("\n"))
 }
 
@@ -227,12 +227,12 @@ fn mixed_list() -> Result<String> {
 
 #[test]
 fn a_list_of_two_types_is_an_error_that_names_both() {
-    for (kind, name) in [("int", "i32"), ("bool", "u8")] {
-        for way in ["nccl", "host"] {
+    for (element, name) in [("int", "i32"), ("bool", "u8")] {
+        for kind in ["nccl", "host"] {
             let alone = Launch::new("mixed list", 1).env("BURN_DDP_CONNECT_ALONE", 1);
             let expected =
                 format!("one collective over tensors of f32 and of {name}: all must have one dtype");
-            assert_eq!(alone.argument(format!("{way} {kind}")).succeed(), [expected], "{way}");
+            assert_eq!(alone.argument(format!("{kind} {element}")).succeed(), [expected], "{kind}");
         }
     }
 }

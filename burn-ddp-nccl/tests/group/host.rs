@@ -9,20 +9,20 @@ use burn::tensor::{BasicOps, Tensor, TensorData};
 use burn_backend::read_sync;
 use burn_ddp::communicator::{AnyTensor, Layout};
 use burn_ddp::{CommunicatorKind, Ddp, Error, ErrorKind, GroupOptions, ProcessGroup, RankInfo, Result};
-use burn_ddp_nccl::device::DeviceInfo;
+use burn_ddp_nccl::DeviceInfo;
 use burn_ddp_nccl::library::{RawStream, Symbols, Version};
-use burn_ddp_nccl::{DeviceAccess, DeviceBuffer, Fence, NcclFactory, Queue};
+use burn_ddp_nccl::{DeviceAccess, DeviceBuffer, Fence, NcclFactory, Stream};
 use burn_flex::Flex;
 
-use crate::fake::{self, FakeQueue};
+use crate::fake::{self, FakeStream};
 
 pub type B = Ddp<Flex>;
 
-/// What the memory holds while the "kernels" before a fence have not run.
+/// Contents of the memory while the "kernels" before a fence have not run.
 const GARBAGE: u8 = 0xAB;
 
-/// Hands out a tensor's memory as a device would: what it holds is written by another thread, at the fence and no
-/// sooner. Who does not wait for the fence sends garbage.
+/// Gives a tensor's memory as a device would: another thread writes its contents, at the fence and no sooner. An engine
+/// that does not wait for the fence sends garbage.
 #[derive(Clone)]
 pub struct HostAccess;
 
@@ -32,7 +32,7 @@ pub struct Kept {
     _end: End,
 }
 
-/// Notes when memory goes.
+/// Logs "memory" when the memory is freed.
 struct End;
 
 impl Drop for End {
@@ -50,7 +50,7 @@ fn note(more: &[&'static str]) -> Vec<&'static str> {
     events.clone()
 }
 
-/// What the fake was called for, with "memory" for each bucket that was given back or dropped.
+/// The calls of the fake, with "memory" for each bucket that was given back or dropped.
 pub fn events() -> Vec<&'static str> {
     note(&[])
 }
@@ -96,23 +96,23 @@ unsafe impl DeviceAccess<B> for HostAccess {
     }
 }
 
-/// Whether the queue of the next collective panics.
-pub static PANIC_AT_MARK: AtomicBool = AtomicBool::new(false);
+/// Set to make the stream of the next collective panic.
+pub static PANIC_AT_EVENT: AtomicBool = AtomicBool::new(false);
 
-struct HostQueue(FakeQueue);
+struct HostStream(FakeStream);
 
-impl Queue for HostQueue {
+impl Stream for HostStream {
     fn raw(&self) -> RawStream {
         self.0.raw()
     }
 
-    fn mark(&mut self) -> Result<()> {
-        assert!(!PANIC_AT_MARK.load(Ordering::SeqCst), "asked to panic");
-        self.0.mark()
+    fn record(&mut self) -> Result<()> {
+        assert!(!PANIC_AT_EVENT.load(Ordering::SeqCst), "asked to panic");
+        self.0.record()
     }
 
-    fn reached(&mut self) -> Result<bool> {
-        self.0.reached()
+    fn is_reached(&mut self) -> Result<bool> {
+        self.0.is_reached()
     }
 }
 
@@ -127,22 +127,22 @@ pub fn group() -> Result<ProcessGroup<B>> {
 
 pub const VERSION: Version = Version { major: 2, minor: 27, patch: 5 };
 
-/// The group of the environment, in which this rank drives a device that `uuid` is the UUID of, and has `nccl`.
+/// The group of the environment, in which this rank drives the device with this UUID and has `nccl`.
 pub fn over_fake(uuid: u8, nccl: Result<(Symbols, Version)>) -> Result<ProcessGroup<B>> {
-    over_fake_wishing(GroupOptions::from_env()?.communicator, uuid, nccl)
+    over_fake_of_kind(GroupOptions::from_env()?.communicator, uuid, nccl)
 }
 
-/// [`over_fake`] with a communicator of its own wish.
-pub fn over_fake_wishing(
-    wish: CommunicatorKind,
+/// [`over_fake`] with a value of `BURN_DDP_COMM` for this rank alone.
+pub fn over_fake_of_kind(
+    kind: CommunicatorKind,
     uuid: u8,
     nccl: Result<(Symbols, Version)>,
 ) -> Result<ProcessGroup<B>> {
     let (info, options) = (RankInfo::from_env()?, GroupOptions::from_env()?);
     let device = DeviceInfo { ordinal: 0, name: "a fake".into(), uuid: [uuid; 16] };
-    let queue = Arc::new(|| Ok(Box::new(HostQueue(FakeQueue::new())) as Box<dyn Queue>));
+    let stream = Arc::new(|| Ok(Box::new(HostStream(FakeStream::new())) as Box<dyn Stream>));
     // SAFETY: the fake keeps NCCL's contract, and its device is host memory.
-    let factory = unsafe { NcclFactory::new(HostAccess, wish, device, nccl, queue) };
+    let factory = unsafe { NcclFactory::new(HostAccess, kind, device, nccl, stream) };
     ProcessGroup::with_factory(info, options, &Default::default(), Arc::new(factory))
 }
 

@@ -1,4 +1,4 @@
-//! What ranks find out about each other before NCCL does, badly.
+//! Conflicts between ranks that the start of a group finds before NCCL does.
 
 use std::time::{Duration, Instant};
 
@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 use burn_ddp::{CommunicatorKind, Error, RankInfo, ReduceOp, Result};
 use burn_ddp_nccl::library::Version;
 
+use super::host::{B, VERSION, events, over_fake, over_fake_of_kind};
 use crate::fake::{self, Script, Step};
 use crate::harness::{Case, Launch, Outcome, argument};
-use crate::host::{B, VERSION, events, over_fake, over_fake_wishing};
 
 pub const CASES: &[(&str, Case)] = &[("startup", startup)];
 
@@ -32,8 +32,8 @@ fn startup() -> Result<String> {
             fake::play(Script { init, ..Script::default() });
             over_fake(rank as u8, Ok(nccl))
         }
-        // Ranks of which each has a wish of its own; the harness gives all of them one environment.
-        "wish" if odd => over_fake_wishing(CommunicatorKind::Host, 1, Ok(nccl)),
+        // The harness gives all ranks one environment, so a rank sets another kind by itself.
+        "kinds" if odd => over_fake_of_kind(CommunicatorKind::Host, 1, Ok(nccl)),
         _ => over_fake(rank as u8, Ok(nccl)),
     };
     if argument() == "dies" {
@@ -79,7 +79,7 @@ fn without_nccl_on_one_rank_all_go_through_the_host_or_say_why_not() {
 #[test]
 fn different_wishes_are_refused() {
     refused(
-        &launch("wish", 2, "auto").run(),
+        &launch("kinds", 2, "auto").run(),
         1,
         &["BURN_DDP_COMM differs", "rank 0 has Auto", "rank 1 has Host"],
     );

@@ -8,8 +8,8 @@ use burn::tensor::{Tensor, TensorData};
 use burn_autodiff::Autodiff;
 use burn_ddp::{MicroStep, Replica, ReplicaOptions, Result};
 
+use super::host::{B as Inner, group};
 use crate::harness::{Case, Launch};
-use crate::host::{B as Inner, group};
 
 pub const CASES: &[(&str, Case)] = &[("training", training)];
 
@@ -18,7 +18,8 @@ type B = Autodiff<Inner>;
 const STEPS: usize = 10;
 const ACCUMULATION: usize = 2;
 const PARAMS: usize = 5;
-/// All but the last bucket of all steps but the first, which tells how long windows are.
+/// Buckets that leave in backward passes: all but the last one, of all steps but the first, which shows how long
+/// windows are.
 const EARLY: usize = if cfg!(feature = "overlap") { (STEPS - 1) * (PARAMS - 1) } else { 0 };
 
 #[derive(Module, Debug)]

@@ -1,4 +1,4 @@
-//! This program run again, in an environment of the test's choice.
+//! Runs this program again, in an environment of the test's choice.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use burn_ddp_nccl::library::Library;
 
-use crate::real;
+use super::real;
 
-/// Names the file that the child writes its answer to.
+/// Environment variable with the file to which the child writes its answer.
 const ANSWER: &str = "BURN_DDP_TEST_ANSWER";
 const LIMIT: Duration = Duration::from_secs(25);
 
@@ -54,9 +54,9 @@ fn answer(text: String) {
     std::fs::write(file, text).expect("the answer");
 }
 
-/// What `Library::load` finds in `environment`: the path and version, or the exit code and text of the error.
+/// The outcome of `Library::load` in `environment`: path and version, or exit code and text of the error.
 pub fn load(environment: &[(&str, &Path)]) -> Result<(String, String), (i32, String)> {
-    let text = run("child::load_process", environment);
+    let text = run("library::child::load_process", environment);
     let (kind, rest) = text.split_once('\n').expect("an answer");
     let (head, tail) = rest.split_once('\n').expect("two values");
     match kind {
@@ -77,7 +77,7 @@ fn load_process() {
 /// Checks the real library at `file` where no device is visible.
 pub fn init_without_device(file: &Path) {
     let environment = [("BURN_DDP_NCCL_LIB", file), ("CUDA_VISIBLE_DEVICES", "".as_ref())];
-    assert_eq!(run("child::init_process", &environment), "checked");
+    assert_eq!(run("library::child::init_process", &environment), "checked");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a real NCCL does on a machine without a device. `BURN_DDP_TEST_NCCL` names it.
+//! A real NCCL on a machine without a device; `BURN_DDP_TEST_NCCL` names its file.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use burn_ddp_nccl::UniqueId;
 use burn_ddp_nccl::library::{Config, Library, Version};
 
-use crate::child;
+use super::child;
 
 const CUDA_ERROR: c_int = 1;
 const INVALID_ARGUMENT: c_int = 4;

@@ -1,16 +1,16 @@
-//! Where NCCL is found, and what is refused.
+//! The places where NCCL is found, and the libraries that are refused.
 
 use std::path::Path;
 
 use burn_ddp_nccl::library::Library;
 
-use crate::{child, fake};
+use super::{child, stub};
 
 /// The path of a library like this, and why it is refused.
 fn refused(version: i32, functions: &[&str]) -> (String, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("libnccl.so.2");
-    fake::build(&file, version, functions);
+    stub::build(&file, version, functions);
     let error = Library::open(&file).unwrap_err();
     assert_eq!(error.exit_code(), 2);
     (file.canonicalize().unwrap().display().to_string(), error.to_string())
@@ -29,7 +29,7 @@ fn an_old_library_is_refused_with_both_versions_before_its_functions_are_looked_
 fn a_missing_function_is_named_with_path_and_version() {
     let (path, error) = refused(22005, &[]);
     assert!(error.starts_with(&format!("{path}, NCCL 2.20.5, has no ncclGetUniqueId")), "{error}");
-    let (path, error) = refused(22005, &fake::FUNCTIONS[..14]);
+    let (path, error) = refused(22005, &stub::FUNCTIONS[..14]);
     assert!(error.starts_with(&format!("{path}, NCCL 2.20.5, has no ncclAllGather")), "{error}");
 }
 
@@ -37,7 +37,7 @@ fn a_missing_function_is_named_with_path_and_version() {
 fn the_versioned_name_alone_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("libnccl.so.2");
-    fake::build(&file, 21800, &fake::FUNCTIONS);
+    stub::build(&file, 21800, &stub::FUNCTIONS);
     let path = file.canonicalize().unwrap().display().to_string();
     assert_eq!(child::load(&[("LD_LIBRARY_PATH", folder.path())]), Ok((path, "2.18.0".into())));
 }
@@ -46,8 +46,8 @@ fn the_versioned_name_alone_is_found() {
 fn the_versioned_name_comes_before_the_other_and_the_variable_before_both() {
     let folder = tempfile::tempdir().unwrap();
     let [first, second] = ["libnccl.so.2", "libnccl.so"].map(|name| folder.path().join(name));
-    fake::build(&first, 21801, &fake::FUNCTIONS);
-    fake::build(&second, 21802, &fake::FUNCTIONS);
+    stub::build(&first, 21801, &stub::FUNCTIONS);
+    stub::build(&second, 21802, &stub::FUNCTIONS);
     let version = |environment: &[(&str, &Path)]| child::load(environment).unwrap().1;
     assert_eq!(version(&[("LD_LIBRARY_PATH", folder.path())]), "2.18.1");
     assert_eq!(version(&[("LD_LIBRARY_PATH", folder.path()), ("BURN_DDP_NCCL_LIB", &second)]), "2.18.2");
@@ -69,7 +69,7 @@ fn the_wheel_of_the_active_environment_comes_last() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-    fake::build(&file, 23203, &fake::FUNCTIONS);
+    stub::build(&file, 23203, &stub::FUNCTIONS);
     let path = file.canonicalize().unwrap().display().to_string();
     let environment = [("LD_LIBRARY_PATH", names.path()), ("CONDA_PREFIX", root.path())];
     assert_eq!(child::load(&environment), Ok((path, "2.32.3".into())));
@@ -96,7 +96,7 @@ fn no_library_is_a_line_with_everything_that_was_tried() {
 #[test]
 fn a_variable_that_names_no_library_is_the_error() {
     let names = without_nccl();
-    // The linker would wait for somebody to write into it.
+    // From a pipe the linker would read until there is a writer.
     let pipe = names.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
     for file in [Path::new("/none/libnccl.so.2"), &names.path().join("libnccl.so.2"), names.path(), &pipe] {
@@ -111,7 +111,7 @@ fn a_variable_that_names_no_library_is_the_error() {
 fn a_library_that_is_not_nccl_is_called_so() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("libother.so");
-    fake::compile(&file, String::new(), &fake::FUNCTIONS);
+    stub::compile(&file, String::new(), &stub::FUNCTIONS);
     let error = Library::open(&file).unwrap_err().to_string();
     assert_eq!(error, format!("{} is not NCCL: it has no ncclGetVersion", file.display()));
 }

@@ -1,4 +1,4 @@
-//! Hello, ranks: every process says who it is, then they add up a small tensor and check the sum.
+//! Hello, ranks: every process names its rank, host and process id; then all sum a small tensor and check the sum.
 //!
 //! ```text
 //! cargo run --bin all_reduce                                    # a world of one
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use burn::tensor::Tensor;
 use burn_ddp::{Ddp, Error, ErrorKind, ProcessGroup, ReduceOp, Result};
-use burn_ddp_examples::{Place, exit_code, launcher, log_to_stderr, place, say};
+use burn_ddp_examples::{Role, exit_code, launcher, log_to_stderr, role, say};
 use burn_flex::{Flex, FlexDevice};
 use clap::Parser;
 
@@ -25,7 +25,7 @@ struct Args {
 
 fn hello() -> Result<()> {
     let group = ProcessGroup::<Ddp<Flex>>::from_env(&FlexDevice)?;
-    // Peers are told why if this rank fails.
+    // An error of this rank is told to its peers.
     group.finish(say_hello(&group))
 }
 
@@ -54,7 +54,7 @@ fn say_hello(group: &ProcessGroup<Ddp<Flex>>) -> Result<()> {
     if sum != expected {
         return Err(Error::new(ErrorKind::Diverged, format!("{rank} has {sum}, expected {expected}")));
     }
-    // Only when all ranks have come here has everybody compared.
+    // Behind the barrier all ranks have compared.
     group.barrier()?;
     if rank.is_root() {
         say(format_args!("all_reduce: {sum} on all {world_size} ranks, as expected"))?;
@@ -68,9 +68,9 @@ fn say_hello(group: &ProcessGroup<Ddp<Flex>>) -> Result<()> {
 }
 
 fn run(args: &Args) -> Result<()> {
-    match place(args.nproc)? {
-        Place::Launcher(nproc) => launcher(nproc).run(),
-        Place::Rank(_) => hello(),
+    match role(args.nproc)? {
+        Role::Launcher(nproc) => launcher(nproc).run(),
+        Role::Rank(_) => hello(),
     }
 }
 

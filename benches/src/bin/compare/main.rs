@@ -1,12 +1,13 @@
-//! What `compare.sh` measured, summed up: Markdown tables, `compare.csv` and a picture.
+//! Summary of the measurements of `compare.sh`: Markdown tables, `compare.csv` and a picture.
 //!
 //! Each line of the input is a round's number and a measurement: `round,bench,dtype,bytes,world,system,median,minimum`.
-//! What counts is the smallest median over all rounds; beside it stands the median of the medians.
+//! The result is the smallest median over all rounds; the tables have the median of the medians too.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn_ddp::{Error, Result};
+use burn_ddp_benches::ranks::{exit_code, say};
 use clap::Parser;
 use rounds::{Key, Rounds, Statistic, System};
 
@@ -33,18 +34,18 @@ fn run(args: &Args) -> Result<()> {
     let rounds = Rounds::parse(&text).map_err(Error::config)?;
     write(&args.csv, &csv(&rounds))?;
     write(&args.svg, &plot::all_reduce(&rounds).map_err(Error::config)?)?;
-    burn_ddp_benches::ranks::say(format_args!("{}", table::all(&rounds)))
+    say(format_args!("{}", table::all(&rounds)))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).map_err(|error| Error::io(format!("cannot write {}", path.display()), error))
 }
 
-/// One line for each thing measured; empty where a system does not have it.
+/// One line for each measured key; a column is empty if its system has no measurement.
 fn csv(rounds: &Rounds) -> String {
     let columns = [System::Ours, System::Gloo, System::Mpi, System::Torch, System::Limit];
     let mut text = "bench,dtype,bytes,world,ours_us,gloo_us,mpi_us,torch_us,limit_us\n".to_string();
-    // What the difference is between is in the tables.
+    // The two whole steps are in the tables; the CSV has their difference.
     let whole_step = |key: &&Key| ["step_off", "step_on"].contains(&key.bench.as_str());
     for key @ Key { bench, dtype, world, bytes } in rounds.keys().iter().filter(|key| !whole_step(key)) {
         text += &format!("{bench},{dtype},{bytes},{world}");
@@ -58,13 +59,7 @@ fn csv(rounds: &Rounds) -> String {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("compare: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("compare", run(&Args::parse()))
 }
 
 #[cfg(test)]

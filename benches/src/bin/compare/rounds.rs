@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-/// What was measured; sorted as it is to be printed.
+/// The subject of a measurement, in the order in which the tables print it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) bench: String,
@@ -12,7 +12,7 @@ pub(crate) struct Key {
     pub(crate) bytes: usize,
 }
 
-/// Whose it is.
+/// The measured system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum System {
     Ours,
@@ -37,7 +37,7 @@ impl FromStr for System {
     }
 }
 
-/// How the medians of several rounds become one.
+/// The statistic over the medians of several rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Statistic {
     Minimum,
@@ -69,7 +69,7 @@ impl Rounds {
         Ok(rounds)
     }
 
-    /// All that there is a time for.
+    /// All keys that have a time.
     pub(crate) fn keys(&self) -> Vec<Key> {
         self.0.keys().map(|(key, _)| key.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }

@@ -36,7 +36,7 @@ fn one(rounds: &Rounds, statistic: Statistic) -> String {
     text
 }
 
-/// What a group adds to the collective, and bf16 against f32 of as many elements.
+/// The time that a group adds to the collective, and bf16 against f32 for equally many elements.
 fn differences(rounds: &Rounds) -> String {
     let ours = |key: &Key| rounds.time(key, System::Ours, Statistic::Minimum);
     let mut text = String::new();

@@ -1,8 +1,8 @@
-//! That a wait ends where the device does not go on.
+//! A wait ends although the device has stalled.
 //!
-//! NCCL's stream is stalled by a function of the host that waits, and a collective is enqueued behind it. What ends a
-//! collective on a real ring, NCCL's abort flag, does not end this stall, so `ncclCommAbort` may wait for it itself: a
-//! second thread then ends the stall, a second after the wait has given up, and how long the abort took is noted.
+//! A host function that blocks stalls NCCL's stream, and a collective is enqueued behind it. NCCL's abort flag, which
+//! ends a collective on a real ring, does not end this stall, so `ncclCommAbort` may wait for it: a second thread ends
+//! the stall a second after the wait has given up, and the duration of the abort is printed.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -13,15 +13,15 @@ use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{DType, Error, ErrorKind, ReduceOp, Result};
 use burn_ddp_nccl::library::RawStream;
-use burn_ddp_nccl::{NcclComm, Queue};
+use burn_ddp_nccl::{NcclComm, Stream};
 use cudarc::driver::result::stream::launch_host_function;
 
 use crate::Machine;
-use crate::memory::{LIMIT, Memory, failed, span};
+use crate::memory::{self, LIMIT, Memory, failed, span};
 use crate::report::Report;
 
 const COUNT: usize = 1000;
-/// After which this process is ended from within.
+/// Time after which this process ends itself.
 const WATCHDOG: Duration = Duration::from_secs(20);
 
 pub(crate) fn check(machine: &Machine, report: &mut Report) -> Result<()> {
@@ -35,25 +35,25 @@ pub(crate) fn check(machine: &Machine, report: &mut Report) -> Result<()> {
     let cancel = Duration::from_millis(200);
     let aborted = given_up(machine, LIMIT, Some(cancel))?;
     aborted.tell("abort by another thread", ErrorKind::Aborted, cancel + Duration::from_secs(2), report);
-    let mut comm = machine.alone(machine.queue()?, Liveness::new(1))?;
+    let mut comm = machine.alone(machine.stream()?, Liveness::new(1))?;
     let again = all_reduce(&mut comm).map(|()| format!("{COUNT} elements"));
     report.line("a new communicator afterwards", again);
     comm.finish()
 }
 
-/// How a wait ended.
+/// The end of a wait.
 struct End {
     error: Option<Error>,
-    /// From its start until it gave up, which is where the abort begins.
+    /// Time from its start until it gave up and the abort began.
     waited: Duration,
-    /// From there until it returned.
+    /// Time of the abort.
     abort: Duration,
-    /// Whether the stall was over before that.
+    /// True if the second thread had to end the stall before the abort returned.
     released: bool,
 }
 
 impl End {
-    /// Without an abort that waited for the stall.
+    /// Duration of the wait, without an abort that waited for the stall.
     fn took(&self) -> Duration {
         if self.released { self.waited } else { self.waited + self.abort }
     }
@@ -80,12 +80,12 @@ impl End {
 
 /// Waits with `limit` for a collective that cannot end; another thread ends the group after `cancel`.
 fn given_up(machine: &Machine, limit: Duration, cancel: Option<Duration>) -> Result<End> {
-    let (queue, liveness) = (machine.queue()?, Liveness::new(1));
-    let stream = queue.raw();
-    let mut comm = machine.alone(queue, liveness.clone())?;
+    let (stream, liveness) = (machine.stream()?, Liveness::new(1));
+    let raw_stream = stream.raw();
+    let mut comm = machine.alone(stream, liveness.clone())?;
     all_reduce(&mut comm)?;
     let (send, recv) = (Memory::of(&[0; COUNT * 4])?, Memory::new(COUNT * 4)?);
-    let stall = Stall::begin(stream)?;
+    let stall = Stall::begin(raw_stream)?;
     // SAFETY: both are kept until the stall is over and the stream is done: freeing waits for that.
     unsafe {
         let span = span(send.address(0), recv.address(0), COUNT);
@@ -117,7 +117,7 @@ fn given_up(machine: &Machine, limit: Duration, cancel: Option<Duration>) -> Res
         let error = comm.wait(Deadline::after(limit)).err();
         let returned = Instant::now();
         over.set();
-        // Where the wait has ended well, nobody has given up.
+        // A wait that succeeded has not set `gave_up`.
         liveness.fail(Error::new(ErrorKind::Aborted, "the wait is over"));
         let (gave_up, released) = releaser.join().unwrap_or((returned, false));
         let (waited, abort) = (gave_up - started, returned.saturating_duration_since(gave_up));
@@ -130,19 +130,15 @@ fn given_up(machine: &Machine, limit: Duration, cancel: Option<Duration>) -> Res
 fn all_reduce(comm: &mut NcclComm) -> Result<()> {
     let values = [1.5f32; COUNT].map(f32::to_ne_bytes).concat();
     let (send, recv) = (Memory::of(&values)?, Memory::of(&vec![0; values.len()])?);
-    // SAFETY: both have that many elements, and are kept until it was waited for.
-    unsafe {
-        let span = span(send.address(0), recv.address(0), COUNT);
-        comm.start_all_reduce(&[span], DType::F32, ReduceOp::Sum)?;
-    }
-    comm.wait(Deadline::after(LIMIT))?;
+    // SAFETY: both have that many elements and are kept until the end of the call.
+    unsafe { memory::all_reduce(comm, send.address(0), recv.address(0), COUNT) }?;
     let right = recv.read()? == values;
     right
         .then_some(())
         .ok_or_else(|| Error::new(ErrorKind::Diverged, "the sum of one rank is not its values"))
 }
 
-/// Something that happens once.
+/// A flag that is set once and can be waited for.
 #[derive(Default)]
 struct Signal {
     set: Mutex<bool>,
@@ -159,7 +155,7 @@ impl Signal {
         self.wait_for(Duration::MAX);
     }
 
-    /// Whether it has happened within `limit`.
+    /// Waits up to `limit`; returns whether the flag is set.
     fn wait_for(&self, limit: Duration) -> bool {
         let set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(set, limit, |set| !*set);
@@ -167,18 +163,18 @@ impl Signal {
     }
 }
 
-/// A stream that does not go on; it does when this is dropped.
+/// A stalled stream, which continues when this is dropped.
 struct Stall(Arc<Signal>);
 
 impl Stall {
     fn begin(stream: RawStream) -> Result<Self> {
         unsafe extern "C" fn wait(signal: *mut c_void) {
-            // SAFETY: `begin` made it of an `Arc`, and CUDA calls this once.
+            // SAFETY: `begin` made the pointer from an `Arc`, and CUDA calls this once.
             unsafe { Arc::from_raw(signal.cast_const().cast::<Signal>()) }.wait();
         }
         let stall = Self(Arc::default());
         let signal = Arc::into_raw(stall.0.clone()).cast_mut().cast();
-        // SAFETY: the stream is that of a queue that lives; the function owns what it is given.
+        // SAFETY: the stream lives, and the function owns its argument.
         unsafe { launch_host_function(stream.cast(), wait, signal) }.map_err(failed("cuLaunchHostFunc"))?;
         Ok(stall)
     }

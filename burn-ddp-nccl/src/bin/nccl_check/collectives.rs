@@ -22,9 +22,21 @@ use crate::report::Report;
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max];
 const FILL: u8 = 0xAB;
 const GUARD: usize = 512;
-/// Elements of one span, and of several in one group.
+/// Elements of a single span, and of several in one group.
 const ONE: [usize; 1] = [100_003];
 const SEVERAL: [usize; 4] = [1, 257, 4096, 65_537];
+
+/// One collective of NCCL.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    AllReduce(ReduceOp),
+    Broadcast(Rank),
+    ReduceScatter(ReduceOp),
+    AllGather,
+}
+
+/// A call over spans of these counts, in place or not.
+type Case = (Call, Vec<usize>, bool);
 
 pub(crate) fn check(machine: &Machine, report: &mut Report) -> Result<()> {
     let (rank, world_size) = (machine.info.rank, machine.info.world_size);
@@ -34,36 +46,49 @@ pub(crate) fn check(machine: &Machine, report: &mut Report) -> Result<()> {
     let id =
         if rank.is_root() { UniqueId::new(&machine.library.symbols())?.as_bytes().to_vec() } else { vec![] };
     let id = UniqueId::from_bytes(&group.broadcast_bytes(&id, Rank(0))?)?;
-    let comm = machine.connect(&id, (rank, world_size), machine.queue()?, Liveness::new(world_size))?;
+    let comm = machine.connect(&id, (rank, world_size), machine.stream()?, Liveness::new(world_size))?;
     let mut world = World { comm, rank: rank.0, size: world_size, wrong: None };
     report.note(format!("NCCL {}, {world_size} rank(s)", machine.library.version()));
-    type Check = fn(&mut World, DType) -> Result<usize>;
-    let checks: [(&str, Check); 4] = [
-        ("all_reduce", World::all_reduce),
-        ("broadcast", World::broadcast),
-        ("reduce_scatter", World::reduce_scatter),
-        ("all_gather", World::all_gather),
-    ];
-    for (name, check) in checks {
+    for (name, cases) in cases(world_size) {
         for dtype in DType::ALL {
-            let outcome = check(&mut world, dtype).map(|cases| format!("{cases} cases"));
+            let outcome = cases.iter().try_for_each(|case| world.run(dtype, case));
             let outcome = world.wrong.take().map_or(outcome, Err);
-            report.line(&format!("{name} {dtype}"), outcome);
+            report.line(&format!("{name} {dtype}"), outcome.map(|()| format!("{} cases", cases.len())));
         }
     }
     world.comm.finish()?;
     group.barrier()
 }
 
+/// The cases of each collective.
+fn cases(world_size: usize) -> [(&'static str, Vec<Case>); 4] {
+    let combine = |calls: Vec<Call>, counts: &[Vec<usize>]| -> Vec<Case> {
+        let of_call =
+            |call| counts.iter().flat_map(move |n| [(call, n.clone(), true), (call, n.clone(), false)]);
+        calls.into_iter().flat_map(of_call).collect()
+    };
+    let lists = [ONE.to_vec(), SEVERAL.to_vec()];
+    // Two counts that the ranks can share evenly, and two that (with several ranks) they cannot, one of which leaves
+    // ranks without elements.
+    let n = world_size;
+    let shared = [n, n * 4099, n * 4099 + 1, n.max(2) - 1].map(|count| vec![count]);
+    [
+        ("all_reduce", combine(OPS.map(Call::AllReduce).to_vec(), &lists)),
+        ("broadcast", combine((0..n).map(|root| Call::Broadcast(Rank(root))).collect(), &lists)),
+        ("reduce_scatter", combine(OPS.map(Call::ReduceScatter).to_vec(), &shared)),
+        ("all_gather", combine(vec![Call::AllGather], &[1, 4099].map(|count| vec![count]))),
+    ]
+}
+
 struct World {
     comm: NcclComm,
     rank: usize,
     size: usize,
-    /// The first wrong result. The rank goes on, for the others would wait for it.
+    /// The first wrong result. The rank goes on after it, since the others would wait for it.
     wrong: Option<Error>,
 }
 
-/// What one span of a collective sends and has to receive; places are in elements.
+/// One span of a collective: its input and the result that it must have; places are in elements.
 struct Part {
     send: Vec<f64>,
     send_at: usize,
@@ -72,7 +97,7 @@ struct Part {
 }
 
 impl World {
-    /// What `rank` has at `i`.
+    /// Element `i` of `rank`.
     fn value(&self, rank: usize, i: usize) -> f64 {
         (self.size * ((i * 7 + rank * 5) % 3)) as f64
     }
@@ -93,94 +118,31 @@ impl World {
             .collect()
     }
 
-    fn all_reduce(&mut self, dtype: DType) -> Result<usize> {
-        let mut cases = 0;
-        for (counts, in_place, op) in shapes().flat_map(|(c, p)| OPS.map(|op| (c, p, op))) {
-            let part = |&n: &usize| {
-                let recv_at = if in_place { 0 } else { n };
-                let (send, expected) = (self.values(self.rank, 0..n), self.reduced(op, 0..n));
-                Part { send, send_at: 0, recv_at, expected }
-            };
-            let parts: Vec<_> = counts.iter().map(part).collect();
-            let exact = op != ReduceOp::Mean || self.size.is_power_of_two();
-            let what = format!("{op:?}, spans {counts:?}, in place {in_place}");
-            // SAFETY: `run` gives memory that fits, and waits.
-            self.run(&what, dtype, &parts, exact, |comm, spans| unsafe {
-                comm.start_all_reduce(spans, dtype, op)
-            })?;
-            cases += 1;
-        }
-        Ok(cases)
-    }
-
-    fn broadcast(&mut self, dtype: DType) -> Result<usize> {
-        let mut cases = 0;
-        for root in 0..self.size {
-            for (counts, in_place) in shapes() {
-                let part = |&n: &usize| {
-                    let recv_at = if in_place { 0 } else { n };
-                    let (send, expected) = (self.values(self.rank, 0..n), self.values(root, 0..n));
-                    Part { send, send_at: 0, recv_at, expected }
-                };
-                let parts: Vec<_> = counts.iter().map(part).collect();
-                let what = format!("root {root}, spans {counts:?}, in place {in_place}");
-                // SAFETY: `run` gives memory that fits, and waits.
-                self.run(&what, dtype, &parts, true, |comm, spans| unsafe {
-                    comm.start_broadcast(spans, dtype, Rank(root))
-                })?;
-                cases += 1;
-            }
-        }
-        Ok(cases)
-    }
-
-    fn reduce_scatter(&mut self, dtype: DType) -> Result<usize> {
-        let mut cases = 0;
-        // Two that the ranks can share evenly, and two that (with several) they cannot, one with ranks that get nothing.
-        for n in [self.size, self.size * 4099, self.size * 4099 + 1, self.size.max(2) - 1] {
-            for (in_place, op) in [true, false].into_iter().flat_map(|p| OPS.map(|op| (p, op))) {
+    /// A span of `n` elements of this rank for `call`.
+    fn part(&self, call: Call, n: usize, in_place: bool) -> Part {
+        let send = self.values(self.rank, 0..n);
+        let (send_at, recv_at, expected) = match call {
+            Call::AllReduce(op) => (0, 0, self.reduced(op, 0..n)),
+            Call::Broadcast(root) => (0, 0, self.values(root.0, 0..n)),
+            Call::ReduceScatter(op) => {
                 let mine = chunk(n, self.size, self.rank);
-                let recv_at = if in_place { mine.start } else { n };
-                let (send, expected) = (self.values(self.rank, 0..n), self.reduced(op, mine));
-                let parts = [Part { send, send_at: 0, recv_at, expected }];
-                let exact = op != ReduceOp::Mean || self.size.is_power_of_two();
-                let what = format!("{op:?}, {n} elements, in place {in_place}");
-                // SAFETY: `run` gives memory that fits, and waits.
-                self.run(&what, dtype, &parts, exact, |comm, spans| unsafe {
-                    comm.start_reduce_scatter(spans[0], dtype, op)
-                })?;
-                cases += 1;
+                (0, mine.start, self.reduced(op, mine))
             }
-        }
-        Ok(cases)
+            Call::AllGather => {
+                let all = (0..self.size).flat_map(|rank| self.values(rank, 0..n));
+                (self.rank * n, 0, all.collect())
+            }
+        };
+        let (send_at, recv_at) = if in_place { (send_at, recv_at) } else { (0, n) };
+        Part { send, send_at, recv_at, expected }
     }
 
-    fn all_gather(&mut self, dtype: DType) -> Result<usize> {
-        let mut cases = 0;
-        for (n, in_place) in [(1, true), (1, false), (4099, true), (4099, false)] {
-            let expected = (0..self.size).flat_map(|rank| self.values(rank, 0..n)).collect();
-            let (send_at, recv_at) = if in_place { (self.rank * n, 0) } else { (0, n) };
-            let parts = [Part { send: self.values(self.rank, 0..n), send_at, recv_at, expected }];
-            let what = format!("{n} elements, in place {in_place}");
-            // SAFETY: `run` gives memory that fits, and waits.
-            self.run(&what, dtype, &parts, true, |comm, spans| unsafe {
-                comm.start_all_gather(spans[0], dtype)
-            })?;
-            cases += 1;
-        }
-        Ok(cases)
-    }
-
-    /// Starts a collective over memory with `parts` in it, waits, and compares.
-    fn run(
-        &mut self,
-        what: &str,
-        dtype: DType,
-        parts: &[Part],
-        exact: bool,
-        start: impl FnOnce(&mut NcclComm, &[Span]) -> Result<()>,
-    ) -> Result<()> {
+    /// Runs one collective over device memory and compares the result.
+    fn run(&mut self, dtype: DType, case: &Case) -> Result<()> {
+        let (call, counts, in_place) = case;
+        let what = format!("{call:?}, spans {counts:?}, in place {in_place}");
         let size = dtype.size();
+        let parts: Vec<_> = counts.iter().map(|n| self.part(*call, *n, *in_place)).collect();
         let memories: Result<Vec<Memory>> =
             parts.iter().map(|part| Memory::of(&part.before(dtype))).collect();
         let memories = memories?;
@@ -192,8 +154,19 @@ impl World {
                 span(send, recv, part.send.len())
             })
             .collect();
-        start(&mut self.comm, &spans).map_err(|error| error.context(what))?;
-        self.comm.wait(Deadline::after(LIMIT)).map_err(|error| error.context(what))?;
+        // SAFETY: the memory has room for the spans and is kept until the wait is over.
+        let started = unsafe {
+            match *call {
+                Call::AllReduce(op) => self.comm.start_all_reduce(&spans, dtype, op),
+                Call::Broadcast(root) => self.comm.start_broadcast(&spans, dtype, root),
+                Call::ReduceScatter(op) => self.comm.start_reduce_scatter(spans[0], dtype, op),
+                Call::AllGather => self.comm.start_all_gather(spans[0], dtype),
+            }
+        };
+        let done = started.and_then(|()| self.comm.wait(Deadline::after(LIMIT)));
+        done.map_err(|error| error.context(what.clone()))?;
+        let exact = !matches!(call, Call::AllReduce(ReduceOp::Mean) | Call::ReduceScatter(ReduceOp::Mean))
+            || self.size.is_power_of_two();
         for (part, memory) in parts.iter().zip(&memories) {
             if let Err(why) = part.compare(dtype, exact, &memory.read()?) {
                 let wrong = Error::new(ErrorKind::Diverged, format!("{what}, rank {}: {why}", self.rank));
@@ -204,13 +177,8 @@ impl World {
     }
 }
 
-/// All sizes, in place and not.
-fn shapes() -> impl Iterator<Item = (&'static [usize], bool)> {
-    [&ONE[..], &SEVERAL].into_iter().flat_map(|counts| [(counts, true), (counts, false)])
-}
-
 impl Part {
-    /// The memory before the collective, with something behind it that must stay.
+    /// The memory before the collective, with a guard behind it that must not change.
     fn before(&self, dtype: DType) -> Vec<u8> {
         let end = (self.send_at + self.send.len()).max(self.recv_at + self.expected.len());
         let mut bytes = vec![FILL; end * dtype.size() + GUARD];
@@ -228,7 +196,7 @@ impl Part {
         if let Some(i) = (0..got.len()).find(|i| !near(i)) {
             return Err(format!("element {i} is {}, expected {}", got[i], self.expected[i]));
         }
-        // In place, NCCL may use what it was given as it likes.
+        // In place, NCCL may overwrite its input.
         let (send, recv_end) = (self.send_at * size, self.recv_at + self.expected.len());
         let sent = encode(dtype, &self.send);
         if self.recv_at >= self.send_at + self.send.len() && after[send..send + sent.len()] != sent[..] {
@@ -242,7 +210,7 @@ impl Part {
     }
 }
 
-/// Relative, for a mean: the factor is rounded, and so is each step.
+/// Relative tolerance of a mean: the factor is rounded, and so is each step.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 4.0 * f64::from(f16::EPSILON),
@@ -287,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_in_memory_is_found() {
+    fn wrong_memory_is_found() {
         for dtype in DType::ALL {
             let size = dtype.size();
             let values = vec![1.0, 2.0, 40.0];

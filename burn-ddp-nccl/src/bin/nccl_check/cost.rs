@@ -1,7 +1,7 @@
-//! What the way of gradients through a group costs: packing, fence and unpacking, for nothing travels in a group of one.
+//! Cost of a group for gradients: packing, fence and unpacking. In a group of one nothing is sent.
 //!
-//! The gradients are those of GPT-2 124 M (12 layers, width 768, 50 257 tokens, 1024 positions), in buckets of 25 MiB from
-//! the last to the first. Beside it stands a plain copy of the same bytes on the device.
+//! The gradients are those of GPT-2 124 M (12 layers, width 768, 50 257 tokens, 1024 positions), in buckets of 25 MiB
+//! from the last to the first. A plain copy of the same bytes on the device is measured for comparison.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const LAYERS: usize = 12;
 const WIDTH: usize = 768;
 const BUCKET: usize = 25 << 20;
 const ELEMENT: usize = size_of::<f32>();
-/// Not counted, and counted.
+/// Repetitions that are not counted, and those that are.
 const WARM_UP: usize = 3;
 const COUNTED: usize = 11;
 
@@ -64,31 +64,31 @@ fn buckets() -> Vec<Vec<[usize; 2]>> {
 pub(crate) fn check(machine: &Machine, report: &mut Report) -> Result<()> {
     let bytes = shapes().iter().map(|shape| shape[0] * shape[1] * ELEMENT).sum();
     // Makes the device current on this thread.
-    let _queue = machine.queue()?;
+    let _stream = machine.stream()?;
     let (from, to) = (Memory::new(bytes)?, Memory::new(bytes)?);
     let copy = time(|| from.copy_to(&to), || Ok(()))?;
     drop((from, to));
     let megabytes = bytes as f64 / 1e6;
     report.note(format!("{megabytes:.1} MB of f32 in {} buckets, medians of {COUNTED}", buckets().len()));
     report.note(format!("a copy on the device: {}", milliseconds(copy)));
-    let nccl = |time: Duration| {
+    let in_copies = |time: Duration| {
         format!("{}, {:.1} copies", milliseconds(time), time.as_secs_f64() / copy.as_secs_f64())
     };
-    report.line("NCCL with fusion", way::<Cuda>(machine, CommunicatorKind::Nccl).map(nccl));
-    report.line("NCCL without fusion", way::<Plain>(machine, CommunicatorKind::Nccl).map(nccl));
-    report.line("host with fusion", way::<Cuda>(machine, CommunicatorKind::Host).map(nccl));
+    report.line("NCCL with fusion", reduction::<Ddp<Cuda>>(machine, CommunicatorKind::Nccl).map(in_copies));
+    report
+        .line("NCCL without fusion", reduction::<Ddp<Plain>>(machine, CommunicatorKind::Nccl).map(in_copies));
+    report.line("host with fusion", reduction::<Ddp<Cuda>>(machine, CommunicatorKind::Host).map(in_copies));
     Ok(())
 }
 
-/// Time from the gradients until all are reduced and are tensors again, after they were seen to be right.
-fn way<B>(machine: &Machine, kind: CommunicatorKind) -> Result<Duration>
-where
-    B: Backend<Device = CudaDevice>,
-    Ddp<B>: NcclBackend<Device = CudaDevice>,
-{
+/// Time from the gradients until all are reduced and are tensors again. The results are checked first.
+fn reduction<B: NcclBackend<Device = CudaDevice>>(
+    machine: &Machine,
+    kind: CommunicatorKind,
+) -> Result<Duration> {
     let group = connected::<B>(machine, kind, 0)?;
     let gradient = |shape: &[usize; 2]| {
-        let tensor = Tensor::<Ddp<B>, 2>::random(*shape, Distribution::Default, group.device());
+        let tensor = Tensor::<B, 2>::random(*shape, Distribution::Default, group.device());
         AnyTensor::Float(tensor.into_primitive().tensor())
     };
     let gradients: Vec<Vec<_>> =
@@ -102,13 +102,13 @@ where
         }
     }
     let settle =
-        || Ddp::<B>::sync(group.device()).map_err(|error| Error::new(ErrorKind::Device, format!("{error}")));
+        || B::sync(group.device()).map_err(|error| Error::new(ErrorKind::Device, format!("{error}")));
     time(|| reduce(&group, &gradients).map(drop), settle)
 }
 
 type Lists<B> = Vec<Vec<AnyTensor<B>>>;
 
-/// All buckets are under way before the first is waited for, as in a backward pass.
+/// Reduces all buckets. All are in flight before the first is waited for, as in a backward pass.
 fn reduce<B: Backend>(group: &ProcessGroup<B>, gradients: &Lists<B>) -> Result<Lists<B>> {
     let works: Vec<_> =
         gradients.iter().map(|bucket| group.all_reduce_list(bucket.clone(), ReduceOp::Sum)).collect();

@@ -1,6 +1,7 @@
-//! Process groups over Burn's tensors: NCCL's results must be those of the host's way, bit for bit.
+//! Process groups over Burn's tensors: NCCL's results must equal those through host memory, bit for bit.
 //!
-//! With several ranks values are small whole numbers, for NCCL adds in an order of its own; alone they have fractions.
+//! With several ranks values are small whole numbers, since NCCL's order of summation is its own; in a world of one
+//! they have fractions.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, Float, Int, Tensor, TensorData};
@@ -25,15 +26,16 @@ const INTS: [DType; 3] = [DType::I32, DType::I64, DType::U8];
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 5], [33, 129], [16, 512], [1, 100_003], [257, 1]];
 
 pub(crate) fn check(machine: &Machine, report: &mut Report) -> Result<()> {
-    backend::<Cuda>("with fusion", 0, machine, report)?;
-    backend::<Plain>("without fusion", 2, machine, report)
+    backend::<Ddp<Cuda>>("with fusion", 0, machine, report)?;
+    backend::<Ddp<Plain>>("without fusion", 2, machine, report)
 }
 
-fn backend<B>(name: &str, number: u16, machine: &Machine, report: &mut Report) -> Result<()>
-where
-    B: Backend<Device = CudaDevice>,
-    Ddp<B>: NcclBackend<Device = CudaDevice>,
-{
+fn backend<B: NcclBackend<Device = CudaDevice>>(
+    name: &str,
+    number: u16,
+    machine: &Machine,
+    report: &mut Report,
+) -> Result<()> {
     let nccl = results(&connected::<B>(machine, CommunicatorKind::Nccl, number)?)?;
     let host = results(&connected::<B>(machine, CommunicatorKind::Host, number + 1)?)?;
     for ((what, nccl), (_, host)) in nccl.into_iter().zip(host) {
@@ -48,16 +50,13 @@ where
     Ok(())
 }
 
-/// A group that goes the way `kind` in a world of one too. Several of one run need several ports: `number` tells them apart.
-pub(crate) fn connected<B>(
+/// A group that uses the communicator `kind` in a world of one too. Each group of one run needs a port, so each has a
+/// `number` of its own.
+pub(crate) fn connected<B: NcclBackend<Device = CudaDevice>>(
     machine: &Machine,
     kind: CommunicatorKind,
     number: u16,
-) -> Result<ProcessGroup<Ddp<B>>>
-where
-    B: Backend<Device = CudaDevice>,
-    Ddp<B>: NcclBackend<Device = CudaDevice>,
-{
+) -> Result<ProcessGroup<B>> {
     let (mut info, mut options) = (machine.info.clone(), GroupOptions::from_env()?);
     (options.communicator, options.connect_alone) = (kind, true);
     if let Some((_, port)) = &mut info.master {
@@ -83,7 +82,7 @@ fn results<B: Backend>(group: &ProcessGroup<B>) -> Result<Results> {
     Ok(results)
 }
 
-/// What each collective makes of tensors of `dtype`.
+/// The results of all collectives over tensors of `dtype`.
 fn of_kind<B: Backend, K: GroupKind<B>>(group: &ProcessGroup<B>, dtype: DType) -> Result<Vec<TensorData>> {
     let tensor =
         |shape| Tensor::<B, 2, K>::from_data(values::<B>(group, shape, dtype), (group.device(), dtype));
@@ -109,7 +108,7 @@ fn of_kind<B: Backend, K: GroupKind<B>>(group: &ProcessGroup<B>, dtype: DType) -
         results.push(read(group.all_gather(tensor(shape)).wait()?)?);
     }
     results.extend(back(group.broadcast_list(list(), last).wait()?)?);
-    // Columns of a larger matrix: no memory of its own.
+    // Columns of a larger matrix, which are a view.
     let slice = tensor([33, 129]).slice([1..30, 7..101]);
     results.push(read(group.all_reduce(slice, ReduceOp::Sum).wait()?)?);
     Ok(results)

@@ -1,11 +1,11 @@
-//! What can be shown on a GPU only, a part a process, so that a part that hangs takes no other with it.
+//! Checks that need a GPU. Each part is a process, so that a part that hangs stops no other.
 //!
 //! ```text
 //! nccl_check collectives --nproc 2
 //! ```
 //!
-//! Each line of a part begins with `PASS`, `FAIL` or `NOTE` (a number without a verdict). After a `FAIL` the exit code is 1;
-//! it is 2 where the machine lacks something, with one line that says what. `gpu-check.sh` runs all parts.
+//! Each line of a part begins with `PASS`, `FAIL` or `NOTE` (a number without a verdict). After a `FAIL` the exit code
+//! is 1; it is 2 where the machine lacks something, with one line that says what. `gpu-check.sh` runs all parts.
 
 mod abort;
 mod collectives;
@@ -26,7 +26,7 @@ use clap::{Parser, ValueEnum};
 
 use report::Report;
 
-/// Checks on a GPU, in the order of their worth.
+/// Checks on a GPU, the most important first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// NCCL's communicator over plain device memory
@@ -57,7 +57,7 @@ struct Args {
     nproc: usize,
 }
 
-/// What every part needs.
+/// Rank, device and library, which every part needs.
 struct Machine {
     info: RankInfo,
     device: CudaDevice,
@@ -65,8 +65,8 @@ struct Machine {
 }
 
 impl Machine {
-    /// All that is missing is one error.
-    fn look(part: Part) -> Result<Self> {
+    /// Finds device and library. One error names all that is missing.
+    fn find(part: Part) -> Result<Self> {
         let (info, device, library) = (RankInfo::from_env()?, local_device::<Cuda>(), Library::load());
         if info.world_size > 1 && !part.takes_several() {
             return Err(Error::config(format!("{part:?} is for one process, not for {}", info.world_size)));
@@ -84,7 +84,7 @@ fn run(part: Part, nproc: usize) -> Result<bool> {
     if nproc != 1 && !is_child() {
         return Launcher::new(nproc).args(std::env::args_os().skip(1)).run().map(|()| true);
     }
-    let machine = Machine::look(part)?;
+    let machine = Machine::find(part)?;
     let mut report = Report::new(machine.info.rank.is_root());
     match part {
         Part::Collectives => collectives::check(&machine, &mut report)?,

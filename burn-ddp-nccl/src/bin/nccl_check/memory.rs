@@ -1,18 +1,18 @@
-//! Memory of a device, and a communicator that is handed it: what lies below Burn.
+//! Device memory and communicators without Burn.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
 
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
-use burn_ddp::{Error, ErrorKind, Rank, Result};
-use burn_ddp_nccl::{CudaQueue, NcclComm, Span, UniqueId};
+use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
+use burn_ddp_nccl::{CudaStream, NcclComm, Span, UniqueId};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{DriverError, result};
 
 use crate::Machine;
 
-/// Longest wait for what is meant to succeed.
+/// Longest wait for an operation that should succeed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn failed(call: &str) -> impl Fn(DriverError) -> Error {
@@ -26,38 +26,38 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// As long as `bytes` and with the same in it.
+    /// A copy of `bytes`.
     pub(crate) fn of(bytes: &[u8]) -> Result<Self> {
         let this = Self::new(bytes.len())?;
-        // SAFETY: it has room for `bytes`.
+        // SAFETY: the memory has room for `bytes`.
         unsafe { result::memcpy_htod_sync(this.address, bytes) }.map_err(failed("cuMemcpyHtoD"))?;
         // The copy may only be staged when the call returns, and NCCL's stream does not wait for it.
         result::ctx::synchronize().map_err(failed("cuCtxSynchronize"))?;
         Ok(this)
     }
 
-    /// With anything in it.
+    /// Memory with undefined contents.
     pub(crate) fn new(bytes: usize) -> Result<Self> {
-        // SAFETY: it is freed once, by the drop.
+        // SAFETY: freed once, by the drop.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(failed("cuMemAlloc"))?;
         Ok(Self { address, bytes })
     }
 
-    /// What is in it, when all that the thread's context has begun on blocking streams is done.
+    /// The contents, after everything that the thread's context has started on blocking streams.
     pub(crate) fn read(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.bytes];
-        // SAFETY: `bytes` is as long as it.
+        // SAFETY: `bytes` is as long as the memory.
         unsafe { result::memcpy_dtoh_sync(&mut bytes, self.address) }.map_err(failed("cuMemcpyDtoH"))?;
         Ok(bytes)
     }
 
-    /// Copies all of it to `other`, and waits for it.
+    /// Copies the contents to `other`, and waits for the copy.
     pub(crate) fn copy_to(&self, other: &Memory) -> Result<()> {
         let bytes = self.bytes.min(other.bytes);
         // SAFETY: both have that many bytes.
         unsafe { result::memcpy_dtod_sync(other.address, self.address, bytes) }
             .map_err(failed("cuMemcpyDtoD"))?;
-        // A copy on a device may return before its end.
+        // The call may return before a copy on the device has ended.
         result::ctx::synchronize().map_err(failed("cuCtxSynchronize"))
     }
 
@@ -76,7 +76,7 @@ impl Drop for Memory {
     }
 }
 
-/// What NCCL reads at `send` and writes at `recv`.
+/// A span of `count` elements that NCCL reads at `send` and whose result it writes at `recv`.
 pub(crate) fn span(send: usize, recv: usize, count: usize) -> Span {
     Span {
         send: std::ptr::with_exposed_provenance(send),
@@ -85,28 +85,39 @@ pub(crate) fn span(send: usize, recv: usize, count: usize) -> Span {
     }
 }
 
+/// Sums `count` f32 elements over the ranks of `comm` and waits for the sum.
+///
+/// # Safety
+///
+/// Both addresses are device memory with room for `count` elements, which nothing else writes during the call.
+pub(crate) unsafe fn all_reduce(comm: &mut NcclComm, send: usize, recv: usize, count: usize) -> Result<()> {
+    // SAFETY: of the caller.
+    unsafe { comm.start_all_reduce(&[span(send, recv, count)], DType::F32, ReduceOp::Sum) }?;
+    comm.wait(Deadline::after(LIMIT))
+}
+
 impl Machine {
-    /// A stream of its own; the device is the current one of this thread from here on.
-    pub(crate) fn queue(&self) -> Result<CudaQueue> {
-        CudaQueue::new(self.device.index)
+    /// A new stream. The device is the current one of this thread from here on.
+    pub(crate) fn stream(&self) -> Result<CudaStream> {
+        CudaStream::new(self.device.index)
     }
 
-    /// Meets the ranks that have the same `id`.
+    /// Connects with the ranks that have the same `id`.
     pub(crate) fn connect(
         &self,
         id: &UniqueId,
         (rank, world_size): (Rank, usize),
-        queue: CudaQueue,
+        stream: CudaStream,
         liveness: Liveness,
     ) -> Result<NcclComm> {
-        let (symbols, queue, deadline) = (self.library.symbols(), Box::new(queue), Deadline::after(LIMIT));
-        // SAFETY: the symbols are those of a library that was looked into; the queue is of this thread's current device.
-        unsafe { NcclComm::connect(symbols, id, rank, world_size, queue, liveness, deadline) }
+        let (symbols, stream, deadline) = (self.library.symbols(), Box::new(stream), Deadline::after(LIMIT));
+        // SAFETY: the symbols are those of a checked library; the stream is of this thread's current device.
+        unsafe { NcclComm::connect(symbols, id, rank, world_size, stream, liveness, deadline) }
     }
 
-    /// A world of one, whatever the environment says.
-    pub(crate) fn alone(&self, queue: CudaQueue, liveness: Liveness) -> Result<NcclComm> {
+    /// Connects a world of one, whatever the environment says.
+    pub(crate) fn alone(&self, stream: CudaStream, liveness: Liveness) -> Result<NcclComm> {
         let id = UniqueId::new(&self.library.symbols())?;
-        self.connect(&id, (Rank(0), 1), queue, liveness)
+        self.connect(&id, (Rank(0), 1), stream, liveness)
     }
 }

@@ -1,11 +1,11 @@
-//! Whether NCCL sees what Burn's kernels write: the fence of a bucket, with and without.
+//! NCCL reads a bucket after Burn's kernels have written it, because of the fence.
 //!
-//! Two buckets are written in turns, each behind a chain of matrix products, and handed to NCCL at once. The matrix of the
-//! products moves rows by one, so that what must be in the buckets is known exactly, and it differs from round to round,
-//! because what an allocator hands out may hold the bucket of the round before. NCCL works out of place: in place, an
-//! all-reduce of one rank does nothing, and would be right in any order.
+//! Two buckets are written in turns, each behind a chain of matrix products, and given to NCCL at once. The matrix of
+//! the products moves rows by one, so the contents of the buckets are known exactly. They differ from round to round,
+//! since new memory may hold the bucket of the round before. NCCL works out of place: in place, an all-reduce of one
+//! rank does nothing, and would be right in any order.
 //!
-//! Without the fence the same must go wrong. Where it does not, the first half has shown nothing.
+//! Without the fence the same must go wrong; otherwise the first half has shown nothing.
 
 use std::time::{Duration, Instant};
 
@@ -13,30 +13,28 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_cuda::Cuda;
 use burn_ddp::communicator::AnyTensor;
-use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
-use burn_ddp::{DType, Error, ErrorKind, ReduceOp, Result};
-use burn_ddp_nccl::cuda::CudaBackend;
-use burn_ddp_nccl::{CudaAccess, DeviceAccess, DeviceBuffer, Fence, NcclComm};
+use burn_ddp::{DType, Error, ErrorKind, Result};
+use burn_ddp_nccl::{CudaAccess, CudaBackend, DeviceAccess, DeviceBuffer, Fence, NcclComm};
 
 use crate::Machine;
 use crate::group::Plain;
-use crate::memory::{LIMIT, Memory, span};
+use crate::memory::{Memory, all_reduce};
 use crate::report::Report;
 
 const ROUNDS: usize = 20;
-/// Of the matrices.
+/// Rows of the matrices.
 const ROWS: usize = 4096;
-/// Those that go into a bucket from one chain.
+/// Rows that go into a bucket from one chain.
 const TAKEN: usize = 64;
 const HALF: usize = TAKEN * ROWS;
-/// What a chain has to take at least.
+/// Shortest time of a chain.
 const CHAIN: Duration = Duration::from_millis(150);
-/// So that their launches fit into the queue of a stream, and starting them does not wait for the device.
+/// Most products of a chain: their launches fit into the queue of a stream, so that starting them does not block.
 const LONGEST: usize = 400;
 
 pub(crate) fn check(machine: &Machine, report: &mut Report) -> Result<()> {
-    let mut comm = machine.alone(machine.queue()?, Liveness::new(1))?;
+    let mut comm = machine.alone(machine.stream()?, Liveness::new(1))?;
     backend::<Cuda>("with fusion", machine, &mut comm, report)?;
     backend::<Plain>("without fusion", machine, &mut comm, report)?;
     comm.finish()
@@ -76,7 +74,9 @@ fn backend<B: CudaBackend>(
     Ok(())
 }
 
-/// Whether NCCL has read what both buckets have to hold, and how long after their submission the device was done.
+/// Returns whether NCCL has read the right contents of both buckets, and the time from their submission until the
+/// device was done.
+#[allow(unsafe_code)]
 fn round<B: CudaBackend>(
     chain: &mut Chain<B>,
     comm: &mut NcclComm,
@@ -96,8 +96,9 @@ fn round<B: CudaBackend>(
         let DeviceBuffer { address, fence, kept: memory, .. } = buffer;
         kept.push(memory);
         wait(fence)?;
-        let span = span(address, result.address(0), 2 * HALF);
-        all_reduce(comm, span)?;
+        // SAFETY: both ends are kept beyond the call. Without the fence the kernels that write the bucket still run,
+        // which is the purpose of the check.
+        unsafe { all_reduce(comm, address, result.address(0), 2 * HALF) }?;
     }
     chain.sync()?;
     let queued = submitted.elapsed();
@@ -113,15 +114,7 @@ fn round<B: CudaBackend>(
     Ok((right, queued))
 }
 
-#[allow(unsafe_code)]
-fn all_reduce(comm: &mut NcclComm, span: burn_ddp_nccl::Span) -> Result<()> {
-    // SAFETY: both ends are kept by `round` until the collective was waited for; it may read what is not written yet,
-    // which is the point.
-    unsafe { comm.start_all_reduce(&[span], DType::F32, ReduceOp::Sum) }?;
-    comm.wait(Deadline::after(LIMIT))
-}
-
-/// Two buckets and what is in them.
+/// Two buckets and their contents.
 type Written<B> = ([Tensor<B, 1>; 2], [Vec<f32>; 2]);
 
 /// Matrix products one after the other.
@@ -135,7 +128,7 @@ struct Chain<B: Backend> {
 }
 
 impl<B: Backend> Chain<B> {
-    /// Of `length` products of matrices of `rows` rows and columns.
+    /// A chain of `length` products of matrices of `rows` rows and columns.
     fn new(rows: usize, length: usize, device: &B::Device) -> Self {
         let mut values = vec![0f32; rows * rows];
         (0..rows).for_each(|row| values[row * rows + (row + rows - 1) % rows] = 1.0);
@@ -143,7 +136,7 @@ impl<B: Backend> Chain<B> {
         Self { device: device.clone(), rows, shift, length, rounds: 0 }
     }
 
-    /// Of as many products as take [`CHAIN`].
+    /// A chain of as many products as take [`CHAIN`].
     fn calibrated(device: &B::Device) -> Result<Self> {
         let mut this = Self::new(ROWS, 8, device);
         let run = || data(this.run(this.shift.clone()).sum());
@@ -212,14 +205,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_expected_of_a_chain_is_what_it_makes() {
+    fn a_chain_makes_the_expected_buckets() {
         let mut chain = Chain::<Flex>::new(2 * TAKEN, 7, &Default::default());
         let mut before = Vec::new();
         for _ in 0..ROUNDS {
             let (buckets, expected) = chain.write().unwrap();
             let buckets = buckets.map(|bucket| data(bucket).unwrap());
             assert_eq!(buckets, expected);
-            // Old contents must never be right: not where they were, and not in the other bucket.
+            // Old contents must never be right, neither in their own bucket nor in the other.
             for bucket in &buckets {
                 assert!(!before.contains(bucket));
             }

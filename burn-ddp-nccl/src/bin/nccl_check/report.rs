@@ -1,10 +1,10 @@
-//! A line a check.
+//! Output: one line for each check.
 
 use std::fmt;
 
-/// Prints lines, and keeps whether one of them was a failure.
+/// Prints lines and remembers failures.
 pub(crate) struct Report {
-    /// Passes are said once; who fails says so itself.
+    /// Rank 0 alone prints passes; each rank prints its failures.
     root: bool,
     failed: bool,
 }
@@ -30,7 +30,7 @@ impl Report {
         }
     }
 
-    /// A number, or something found out, without a verdict.
+    /// Prints a number or an observation without a verdict.
     pub(crate) fn note(&self, text: impl fmt::Display) {
         if self.root {
             println!("NOTE {text}");

@@ -1,9 +1,9 @@
-//! What the program is told, and what of it is refused.
+//! The arguments, and their checks.
 
 use std::path::PathBuf;
 
 use burn_ddp::{Error, Result};
-use burn_ddp_examples::{BackendName, check_counts, parent};
+use burn_ddp_examples::{Processes, check_counts, check_not_negative, check_output_file, check_share};
 use clap::Parser;
 
 use crate::model::Norm;
@@ -13,13 +13,8 @@ use crate::model::Norm;
 #[derive(Parser, Debug)]
 #[command(version, allow_negative_numbers = true)]
 pub(crate) struct Args {
-    /// Start this many processes on this machine; without it, be the one process that trains, or the rank that a
-    /// launcher's environment names
-    #[arg(long)]
-    pub(crate) nproc: Option<usize>,
-    /// Who computes
-    #[arg(long, value_enum, default_value = "flex")]
-    pub(crate) backend: BackendName,
+    #[command(flatten)]
+    pub(crate) processes: Processes,
     /// The directory of the four files of Fashion-MNIST
     #[arg(long, value_name = "DIR", default_value = "/usr/share/datasets/fashion-mnist")]
     pub(crate) data: PathBuf,
@@ -39,7 +34,7 @@ pub(crate) struct Args {
     /// Learning rate of AdamW
     #[arg(long, default_value_t = 4e-3)]
     pub(crate) lr: f64,
-    /// What stands between a convolution and its activation
+    /// Normalization between a convolution and its activation
     #[arg(long, value_enum, default_value = "sync")]
     pub(crate) norm: Norm,
     /// Share of the activations that each training step leaves out
@@ -67,19 +62,25 @@ impl Args {
         self.artifacts.clone().unwrap_or_else(|| std::env::temp_dir().join("burn-ddp-fashion-mnist"))
     }
 
-    /// The arguments that make a difference to what is trained.
-    pub(crate) fn essence(&self) -> String {
-        let Self { backend, epochs, batch_size, accumulate, lr, norm, dropout, limit, seed, resume, .. } =
-            self;
-        format!(
-            "--backend {backend:?} --epochs {epochs} --batch-size {batch_size} --accumulate {accumulate} --lr {lr} --norm {norm:?} \
-             --dropout {dropout} --limit {limit:?} --seed {seed} --resume {resume:?}"
-        )
+    /// The arguments that determine the training, with their flags.
+    pub(crate) fn of_training(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("--backend", format!("{:?}", self.processes.backend)),
+            ("--epochs", self.epochs.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--accumulate", self.accumulate.to_string()),
+            ("--lr", self.lr.to_string()),
+            ("--norm", format!("{:?}", self.norm)),
+            ("--dropout", self.dropout.to_string()),
+            ("--limit", format!("{:?}", self.limit)),
+            ("--seed", self.seed.to_string()),
+            ("--resume", format!("{:?}", self.resume)),
+        ]
     }
 
     /// Finds everything that is wrong with the arguments alone.
     pub(crate) fn check(&self) -> Result<()> {
-        self.backend.check()?;
+        self.processes.backend.check()?;
         check_counts(&[
             ("--epochs", self.epochs),
             ("--batch-size", self.batch_size),
@@ -89,25 +90,15 @@ impl Args {
             // Without threads each batch is made when it is needed.
             ("--workers", self.workers.max(1)),
         ])?;
-        let Self { lr, dropout, epochs, .. } = self;
-        if !lr.is_finite() || *lr < 0.0 {
-            return Err(Error::config(format!("--lr {lr}: give a number that is not negative")));
-        }
-        if !(0.0..1.0).contains(dropout) {
-            return Err(Error::config(format!("--dropout {dropout}: give a share from 0 to below 1")));
-        }
-        if let Some(epoch) = self.resume.filter(|epoch| epoch >= epochs) {
+        check_not_negative(&[("--lr", self.lr)])?;
+        check_share("--dropout", self.dropout)?;
+        if let Some(epoch) = self.resume.filter(|epoch| *epoch >= self.epochs) {
             return Err(Error::config(format!(
-                "--resume {epoch} of --epochs {epochs}: nothing is left to train; give more epochs"
+                "--resume {epoch} of --epochs {}: nothing is left to train; give more epochs",
+                self.epochs
             )));
         }
-        match &self.log_batches {
-            Some(path) if path.is_dir() || !parent(path).is_dir() => Err(Error::config(format!(
-                "--log-batches {}: give the path of a file in a directory that exists",
-                path.display()
-            ))),
-            _ => Ok(()),
-        }
+        self.log_batches.as_ref().map_or(Ok(()), |path| check_output_file("--log-batches", path))
     }
 
     /// Finds what is wrong with the directory of artifacts; only rank 0 uses it.

@@ -1,13 +1,13 @@
-//! The directory of a run: one run at a time, without what an earlier one left.
+//! The directory of a run: for one run at a time, cleared of an earlier one's files.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
 use burn_ddp::{Error, Result};
 
-/// Makes `directory` ready and keeps other runs out of it for as long as the lock lives. Unless a run is resumed, the
-/// files that Burn wrote for an earlier one go: it would append to the metrics, and take those of epochs that are
-/// still to come for its own. Nothing else is touched.
+/// Creates and locks `directory`; the lock keeps other runs out. Unless the run is resumed, the files that Burn wrote
+/// for an earlier one are removed: Burn would append to its metrics, and use those of later epochs as this run's. Other
+/// files stay.
 pub(crate) fn prepare(directory: &Path, resumed: bool) -> Result<File> {
     let failed = |error| Error::io(format!("--artifacts {}", directory.display()), error);
     std::fs::create_dir_all(directory).map_err(failed)?;
@@ -36,7 +36,7 @@ fn clear(directory: &Path) -> std::io::Result<()> {
             for file in entries(&epoch, |name| name.ends_with(".log"))? {
                 remove(&file)?;
             }
-            // What holds something else stays.
+            // A directory with other files stays.
             let _ = std::fs::remove_dir(&epoch);
         }
         let _ = std::fs::remove_dir(&split);
@@ -51,13 +51,13 @@ fn clear(directory: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// `before`, a number, `after`.
+/// True if `name` is `before`, a number, `after`.
 fn numbered(name: &str, before: &str, after: &str) -> bool {
     let number = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
     number.is_some_and(|number| number.parse::<usize>().is_ok())
 }
 
-/// What is in a directory under such names; nothing where there is none.
+/// Paths in `directory` whose name is wanted; empty if there is no such directory.
 fn entries(directory: &Path, wanted: impl Fn(&str) -> bool) -> std::io::Result<Vec<std::path::PathBuf>> {
     let list = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -20,13 +20,13 @@ pub(crate) const CLASSES: usize = 10;
 const MEAN: f32 = 0.2860;
 const DEVIATION: f32 = 0.3530;
 
-/// Training items for each test item; `--limit` keeps it.
+/// Training items for each test item; `--limit` keeps this ratio.
 const TRAIN_PER_TEST: usize = 6;
 
-/// One image, still as bytes: the batcher makes numbers of it.
+/// One image as bytes; the batcher converts it to numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
-    /// Its place in the file.
+    /// Its index in the file.
     pub(crate) id: usize,
     image: [u8; PIXELS],
     label: u8,
@@ -63,8 +63,8 @@ impl Images {
     }
 }
 
-/// Both splits, cut to `limit`: the first so many training items, and a sixth of that, rounded up, of the test items,
-/// since there are six times as many of the former.
+/// Both splits: the first `limit` training items, and a sixth of that, rounded up, of the test items, since the data
+/// set has six training items for each test item.
 pub(crate) fn read(directory: &Path, limit: Option<usize>) -> Result<(Images, Images)> {
     for name in ["train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"] {
         let name = format!("{name}-ubyte.gz");
@@ -112,8 +112,8 @@ pub(crate) struct Batch<B: Backend> {
 }
 
 impl<B: Backend> Batch<B> {
-    /// Writes down that it was trained on.
-    pub(crate) fn note(&self) {
+    /// Logs the items as trained on.
+    pub(crate) fn log(&self) {
         if let Some(log) = &self.log {
             log.add(&self.ids);
         }
@@ -141,9 +141,8 @@ impl<B: Backend> Batcher<B, Item, Batch<B>> for ImageBatcher {
     }
 }
 
-/// The ids of this rank's items, one line a micro-step, in the order of the training steps. Batchers run ahead, on
-/// threads of their own, so it is the step that notes its batch; also the placeholder with which a rank without items
-/// takes part in a synchronized normalization.
+/// The ids of this rank's items, one line for each micro-step, in the order of the training steps. Batchers run ahead
+/// on threads of their own, so the training step logs its batch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BatchLog(Arc<Mutex<String>>);
 

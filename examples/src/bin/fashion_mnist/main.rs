@@ -13,7 +13,7 @@
 //!
 //! On a terminal rank 0 shows Burn's own screen (`q` stops); elsewhere it prints lines.
 //!
-//! This file has what a user of Burn's Learner writes; `model.rs` and `data.rs` know nothing of processes, but for
+//! This file has what a user of Burn's Learner writes; `model.rs` and `data.rs` do not depend on processes, except for
 //! the normalization.
 
 mod args;
@@ -35,19 +35,21 @@ use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder};
 use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use burn::train::metric::{AccuracyMetric, LossMetric};
-use burn::train::{InferenceStep, Learner, LearningResult, SupervisedTraining};
+use burn::train::{InferenceStep, Interrupter, Learner, LearningResult, SupervisedTraining};
 use burn_ddp::data::DataLoaderBuilder;
 use burn_ddp::launch;
 use burn_ddp::learner::{DdpStrategy, LaunchDdp, PlainRenderer};
 use burn_ddp::{Ddp, Error, ErrorKind, ProcessGroup, RankInfo, Result};
-use burn_ddp_examples::{Place, Program, Trains, agree, exit_code, launcher, log_to_stderr, place, say};
+use burn_ddp_examples::{
+    Program, Role, Trains, agree_on_arguments, exit_code, launcher, log_to_stderr, role, say,
+};
 use clap::Parser;
 
 use args::Args;
 use data::{BatchLog, ImageBatcher, Images, Item};
 use model::Classifier;
 
-/// The whole training run of one rank.
+/// The training run of one rank.
 struct Trainer<'a> {
     args: &'a Args,
     training: Images,
@@ -55,14 +57,13 @@ struct Trainer<'a> {
 }
 
 impl Program for Trainer<'_> {
-    fn run<B: Trains>(self) -> Result<()> {
-        let group = B::begin()?;
-        // Peers are told why if this rank fails.
-        group.finish(train(&group, self.args, self.training, self.test))
+    fn train<B: Trains>(self, group: &ProcessGroup<Ddp<B>>) -> Result<()> {
+        train(group, self.args, self.training, self.test)
     }
 }
 
-/// `Autodiff<Ddp<B>>` is the one type that a program for one device has to change: it had `Autodiff<B>`.
+/// Trains and tests as one rank of `group`. `Autodiff<Ddp<B>>` is the one type that a program for one device has to
+/// change: it had `Autodiff<B>`.
 fn train<B: Backend>(
     group: &ProcessGroup<Ddp<B>>,
     args: &Args,
@@ -71,34 +72,65 @@ fn train<B: Backend>(
 ) -> Result<()> {
     let root = group.rank().is_root();
     let artifacts = args.artifacts();
-    agree(group, format!("{} on {} and {} items", args.essence(), training.len(), test.len()))?;
+    agree_on_arguments(group, &args.of_training(), &format!("{} and {} items", training.len(), test.len()))?;
     let _lock = if root { Some(artifacts::prepare(&artifacts, args.resume.is_some())?) } else { None };
-    // Nobody makes anything in the directory before it is ready.
+    // No rank writes into the directory before it is ready.
     group.barrier()?;
 
-    let device = group.device();
-    Autodiff::<Ddp<B>>::seed(device, args.seed);
-    let model = Classifier::<Autodiff<Ddp<B>>>::new(args.norm, args.dropout, group, device)?;
+    Autodiff::<Ddp<B>>::seed(group.device(), args.seed);
+    let model = Classifier::<Autodiff<Ddp<B>>>::new(args.norm, args.dropout, group, group.device())?;
     if root {
-        say(format_args!(
-            "{} on {device:?} | {} parameters, {} training and {} test items | {} items a micro-step on {} process(es) x {} micro-step(s) | {}",
-            B::name(device),
-            model.num_params(),
-            training.len(),
-            test.len(),
-            args.batch_size,
-            group.world_size(),
-            args.accumulate,
-            artifacts.display()
-        ))?;
+        say_setup(&model, group, args, training.len(), test.len())?;
     }
-
     let log = args.log_batches.as_ref().map(|_| BatchLog::default());
-    let train_loader =
-        loader(group, ImageBatcher { log: log.clone() }, args).shuffle(args.seed).build(training)?;
-    let valid_loader = loader(group, ImageBatcher::default(), args).build(test.clone())?;
+    let (model, interrupter) = fit(group, args, model, training, &test, log.clone())?;
+    if let (Some(log), Some(file)) = (log, &args.log_batches) {
+        log.write(file, group.rank().0)?;
+    }
+    if let Some(reason) = interrupter.get_message() {
+        return stopped(&reason, root);
+    }
+    let Tested { right, items, loss } = evaluate(&model, &test, args.batch_size, group)?;
+    if root {
+        let (percent, loss) = (100.0 * right as f64 / items as f64, loss / items as f64);
+        say(format_args!("test accuracy {percent:.2} % ({right} of {items}), loss {loss:.6}"))?;
+    }
+    Ok(())
+}
 
-    let mut training = SupervisedTraining::new(&artifacts, train_loader, valid_loader)
+/// Prints backend, model and data.
+fn say_setup<B: Backend>(
+    model: &Classifier<Autodiff<Ddp<B>>>,
+    group: &ProcessGroup<Ddp<B>>,
+    args: &Args,
+    training: usize,
+    test: usize,
+) -> Result<()> {
+    let device = group.device();
+    say(format_args!(
+        "{} on {device:?} | {} parameters, {training} training and {test} test items | {} items a micro-step on {} process(es) x {} micro-step(s) | {}",
+        B::name(device),
+        model.num_params(),
+        args.batch_size,
+        group.world_size(),
+        args.accumulate,
+        args.artifacts().display()
+    ))
+}
+
+/// Trains `model` by Burn's Learner; returns the trained model, and the interrupter, which has a message if the
+/// training was stopped.
+fn fit<B: Backend>(
+    group: &ProcessGroup<Ddp<B>>,
+    args: &Args,
+    model: Classifier<Autodiff<Ddp<B>>>,
+    training: Images,
+    test: &Images,
+    log: Option<BatchLog>,
+) -> Result<(Classifier<Ddp<B>>, Interrupter)> {
+    let train_loader = loader(group, ImageBatcher { log }, args).shuffle(args.seed).build(training)?;
+    let valid_loader = loader(group, ImageBatcher::default(), args).build(test.clone())?;
+    let mut training = SupervisedTraining::new(args.artifacts(), train_loader, valid_loader)
         .metrics((LossMetric::new(), AccuracyMetric::new()))
         .with_file_checkpointer(NamedMpkFileRecorder::<FullPrecisionSettings>::new())
         .grads_accumulation(args.accumulate)
@@ -107,7 +139,7 @@ fn train<B: Backend>(
     if let Some(epoch) = args.resume {
         training = training.checkpoint(epoch);
     }
-    // On a terminal Burn draws by itself.
+    // On a terminal Burn shows its own screen.
     if !std::io::stdout().is_terminal() {
         training = training.renderer(PlainRenderer::new());
     }
@@ -115,22 +147,9 @@ fn train<B: Backend>(
     let learner = Learner::new(model, AdamWConfig::new().init(), args.lr);
     let interrupter = training.interrupter();
     let LearningResult { model, renderer } = training.launch_ddp(&ddp, learner)?;
-    // Gives the terminal back.
+    // Restores the terminal.
     drop(renderer);
-
-    if let (Some(log), Some(file)) = (log, &args.log_batches) {
-        log.write(file, group.rank().0)?;
-    }
-    if let Some(reason) = interrupter.get_message() {
-        return stopped(&reason, root);
-    }
-    let tested = evaluate(&model, &test, args.batch_size, group)?;
-    if root {
-        let Tested { right, items, loss } = tested;
-        let (percent, loss) = (100.0 * right as f64 / items as f64, loss / items as f64);
-        say(format_args!("test accuracy {percent:.2} % ({right} of {items}), loss {loss:.6}"))?;
-    }
-    Ok(())
+    Ok((model, interrupter))
 }
 
 /// A loader of this rank's share of every micro-step. Its batches are made on the device of the group, which the
@@ -143,7 +162,7 @@ fn loader<B: Backend, G: Backend<Device = B::Device>, O: Send + 'static>(
     DataLoaderBuilder::new(batcher, group).batch_size(args.batch_size).num_workers(args.workers)
 }
 
-/// A training that was broken off is not tested, and one that a signal ended does not look like a success.
+/// Reports a training that was stopped: it is not tested, and after a signal it is an error.
 fn stopped(reason: &str, root: bool) -> Result<()> {
     if root {
         say(format_args!("stopped before the end: {reason}"))?;
@@ -155,7 +174,7 @@ fn stopped(reason: &str, root: bool) -> Result<()> {
     }
 }
 
-/// What a model makes of the test items.
+/// The result of a test.
 #[derive(Default)]
 struct Tested {
     right: u64,
@@ -164,7 +183,7 @@ struct Tested {
     loss: f64,
 }
 
-/// Tests on all items, each rank on its stretch of them: a count that does not come out of the metrics.
+/// Tests on all items, each rank on its share of them, independently of the metrics.
 fn evaluate<B: Backend>(
     model: &Classifier<B>,
     test: &Images,
@@ -196,22 +215,22 @@ fn evaluate<B: Backend>(
 }
 
 fn run(args: &Args) -> Result<()> {
-    let place = place(args.nproc)?;
+    let role = role(args.processes.nproc)?;
     args.check()?;
-    if !matches!(&place, Place::Rank(info) if !info.rank.is_root()) {
+    if !matches!(&role, Role::Rank(info) if !info.rank.is_root()) {
         args.check_artifacts()?;
     }
     let read = || data::read(&args.data, args.limit);
-    match place {
-        Place::Launcher(nproc) => {
-            // What is wrong with the data is said once, before anything is started.
+    match role {
+        Role::Launcher(nproc) => {
+            // Errors in the data are reported once, before a process is started.
             read()?;
-            // All ranks stop at the same step, which may be long, and then say what they have.
+            // All ranks stop after the same step, which may be long, and then report.
             launcher(nproc).signal_grace(Duration::from_secs(30)).run()
         }
-        Place::Rank(_) => {
+        Role::Rank(_) => {
             let (training, test) = read()?;
-            args.backend.run(Trainer { args, training, test })
+            args.processes.backend.run(Trainer { args, training, test })
         }
     }
 }
@@ -219,8 +238,8 @@ fn run(args: &Args) -> Result<()> {
 fn main() -> ExitCode {
     let args = Args::parse();
     let root = RankInfo::from_env().is_ok_and(|info| info.rank.is_root());
-    let starts_others = args.nproc.is_some() && !launch::is_child();
-    // Rank 0's log goes to experiment.log, which Burn installs; the others have standard error.
+    let starts_others = args.processes.nproc.is_some() && !launch::is_child();
+    // Burn sends rank 0's log to experiment.log; the others write to standard error.
     if starts_others || !root {
         log_to_stderr();
     }

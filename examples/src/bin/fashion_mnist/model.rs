@@ -1,4 +1,4 @@
-//! A small convolutional classifier, and its steps as Burn's `SupervisedTraining` wants them.
+//! A small convolutional classifier, and its steps for Burn's `SupervisedTraining`.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -15,7 +15,7 @@ use clap::ValueEnum;
 
 use crate::data::{Batch, CLASSES, SIDE};
 
-/// What stands between a convolution and its activation.
+/// The normalization between a convolution and its activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Norm {
     /// Nothing
@@ -29,7 +29,7 @@ pub(crate) enum Norm {
 const CHANNELS: [usize; 2] = [8, 16];
 const HIDDEN: usize = 128;
 
-/// Two convolutions and two linear layers. All of it is smooth: where a maximum or ReLU changes sides, a rounding error
+/// Two convolutions and two linear layers, all of them smooth: at the kink of a maximum or ReLU a rounding error
 /// becomes a different gradient, and runs that differ in rounding alone drift apart.
 #[derive(Module, Debug)]
 pub(crate) struct Classifier<B: Backend> {
@@ -48,20 +48,20 @@ struct Block<B: Backend> {
 }
 
 impl<B: Backend> Classifier<B> {
-    /// A model whose normalization, if it is synchronized, takes the statistics of all of the group. Which norm it is
-    /// makes no difference to the other weights.
+    /// A model whose normalization, if it is synchronized, uses the statistics of all ranks of the group. The other
+    /// weights do not depend on the norm.
     pub(crate) fn new<G: Backend>(
         norm: Norm,
         dropout: f64,
         group: &ProcessGroup<G>,
         device: &B::Device,
     ) -> Result<Self> {
-        // Only where it is needed: with it, ranks without items run their forward pass along with the others.
+        // Only if it is needed: with it, ranks without items run a forward pass along with the others.
         let sync = (norm == Norm::Sync).then(|| SyncGroup::new(group));
         let block = |input: usize, output: usize| -> Result<Block<B>> {
             let batch_norm = SyncBatchNormConfig::new(output);
             Ok(Block {
-                // Behind a norm a bias has no effect but a gradient of rounding errors, which AdamW makes steps of.
+                // In front of a norm a bias has no effect, and its gradient of rounding errors makes AdamW step.
                 conv: Conv2dConfig::new([input, output], [3, 3]).with_bias(false).init(device),
                 norm: match norm {
                     Norm::None => None,
@@ -79,7 +79,7 @@ impl<B: Backend> Classifier<B> {
         })
     }
 
-    /// Whether this step is only there for the other ranks' normalization.
+    /// True if this step runs only for the other ranks' normalization.
     fn is_absent(&self) -> bool {
         let mut groups = self.blocks.iter().filter_map(|block| block.norm.as_ref()?.group());
         groups.any(SyncGroup::is_absent)
@@ -104,7 +104,7 @@ impl<B: Backend> Classifier<B> {
 
 impl<B: Backend> Block<B> {
     fn forward(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
-        // The norm sees a quarter of the values behind the pool, and is half of the time before it.
+        // Behind the pool the norm has a quarter of the values; before it, it would take half of the time.
         let x = self.pool.forward(self.conv.forward(x));
         gelu(match &self.norm {
             Some(norm) => norm.forward(x),
@@ -119,7 +119,7 @@ impl<B: AutodiffBackend> TrainStep for Classifier<B> {
 
     fn step(&self, batch: Batch<B>) -> TrainOutput<ClassificationOutput<B>> {
         if !self.is_absent() {
-            batch.note();
+            batch.log();
         }
         let output = self.classify(batch.images, batch.labels);
         TrainOutput::new(self, output.loss.backward(), output)

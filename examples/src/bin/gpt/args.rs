@@ -1,10 +1,10 @@
-//! What the program is told, and what of it is refused.
+//! The arguments, and their checks.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use burn_ddp::{Error, Result};
-use burn_ddp_examples::{BackendName, check_counts, parent};
+use burn_ddp_examples::{Processes, check_counts, check_not_negative, check_output_file, check_share};
 use clap::Parser;
 
 use super::text::Tokenizer;
@@ -13,13 +13,8 @@ use super::text::Tokenizer;
 #[derive(Parser, Debug)]
 #[command(version, allow_negative_numbers = true)]
 pub(crate) struct Args {
-    /// Start this many processes on this machine; without it, be the one process that trains, or the rank that a
-    /// launcher's environment names
-    #[arg(long)]
-    pub(crate) nproc: Option<usize>,
-    /// Who computes
-    #[arg(long, value_enum, default_value = "flex")]
-    pub(crate) backend: BackendName,
+    #[command(flatten)]
+    pub(crate) processes: Processes,
     /// UTF-8 text to train on [default: the New Testament, King James Version]
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Option<PathBuf>,
@@ -76,30 +71,43 @@ pub(crate) struct Args {
     pub(crate) eval_every: usize,
 }
 
-/// Parameters of the blocks.
+/// Most parameters of the blocks.
 const LARGEST_MODEL: usize = 1 << 30;
 
 impl Args {
-    /// The arguments that make a difference to what is trained.
-    pub(crate) fn essence(&self) -> String {
-        let Self { steps, batch_size, seq_len, total_batch_tokens, layers, heads, embd, lr, .. } = self;
-        let Self { backend, weight_decay, clip, seed, dropout, reproducible, tokenizer, eval_every, .. } =
-            self;
-        format!(
-            "--backend {backend:?} --steps {steps} --batch-size {batch_size} --seq-len {seq_len} --total-batch-tokens {total_batch_tokens} \
-             --layers {layers} --heads {heads} --embd {embd} --lr {lr} --warmup-steps {} --weight-decay {weight_decay} \
-             --clip {clip} --seed {seed} --dropout {dropout} --tokenizer {tokenizer:?} --eval-every {eval_every}{}",
-            self.warmup(),
-            if *reproducible { " --reproducible" } else { "" }
-        )
+    /// The arguments that determine the training, with their flags.
+    pub(crate) fn of_training(&self) -> Vec<(&'static str, String)> {
+        let mut arguments = vec![
+            ("--backend", format!("{:?}", self.processes.backend)),
+            ("--steps", self.steps.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--seq-len", self.seq_len.to_string()),
+            ("--total-batch-tokens", self.total_batch_tokens.to_string()),
+            ("--layers", self.layers.to_string()),
+            ("--heads", self.heads.to_string()),
+            ("--embd", self.embd.to_string()),
+            ("--lr", self.lr.to_string()),
+            ("--warmup-steps", self.warmup().to_string()),
+            ("--weight-decay", self.weight_decay.to_string()),
+            ("--clip", self.clip.to_string()),
+            ("--seed", self.seed.to_string()),
+            ("--dropout", self.dropout.to_string()),
+            ("--tokenizer", format!("{:?}", self.tokenizer)),
+            ("--eval-every", self.eval_every.to_string()),
+        ];
+        if self.reproducible {
+            arguments.push(("--reproducible", String::new()));
+        }
+        arguments
     }
 
     pub(crate) fn warmup(&self) -> usize {
         self.warmup_steps.unwrap_or(self.steps / 10)
     }
 
+    /// Finds everything that is wrong with the arguments alone.
     pub(crate) fn check(&self) -> Result<()> {
-        self.backend.check()?;
+        self.processes.backend.check()?;
         check_counts(&[
             ("--steps", self.steps),
             ("--batch-size", self.batch_size),
@@ -116,14 +124,12 @@ impl Args {
                 self.layers, self.embd
             )));
         }
-        let numbers =
-            [("--lr", self.lr), ("--weight-decay", f64::from(self.weight_decay)), ("--clip", self.clip)];
-        if let Some((flag, number)) = numbers.into_iter().find(|(_, n)| !n.is_finite() || *n < 0.0) {
-            return Err(Error::config(format!("{flag} {number}: give a number that is not negative")));
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            return Err(Error::config(format!("--dropout {}: give a share from 0 to below 1", self.dropout)));
-        }
+        check_not_negative(&[
+            ("--lr", self.lr),
+            ("--weight-decay", self.weight_decay.into()),
+            ("--clip", self.clip),
+        ])?;
+        check_share("--dropout", self.dropout)?;
         let &Self { embd, heads, .. } = self;
         if !embd.is_multiple_of(heads) {
             let proposal = neighbours(embd, heads);
@@ -131,15 +137,16 @@ impl Args {
                 "--embd {embd} is not a multiple of --heads {heads}: use {proposal}"
             )));
         }
-        match &self.log_json {
-            Some(path) if path.is_dir() || !parent(path).is_dir() || is_pipe(path) => Err(Error::config(
-                format!("--log-json {}: give the path of a file in a directory that exists", path.display()),
-            )),
-            Some(path) if self.data.as_deref().is_some_and(|data| same_file(data, path)) => {
-                Err(Error::config(format!("--log-json {}: that is the text of --data", path.display())))
-            }
-            _ => Ok(()),
+        let Some(path) = &self.log_json else { return Ok(()) };
+        check_output_file("--log-json", path)?;
+        let refuse = |why| Err(Error::config(format!("--log-json {}: {why}", path.display())));
+        if is_pipe(path) {
+            return refuse("that is a pipe; give the path of a file");
         }
+        if self.data.as_deref().is_some_and(|data| same_file(data, path)) {
+            return refuse("that is the text of --data");
+        }
+        Ok(())
     }
 }
 
@@ -151,7 +158,7 @@ fn same_file(one: &Path, other: &Path) -> bool {
     one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }
 
-/// The multiples of `unit` next to `value`, for a message.
+/// The multiples of `unit` next to `value`, as words of a message.
 pub(crate) fn neighbours(value: usize, unit: usize) -> String {
     let below = value / unit * unit;
     let above = below.saturating_add(unit);

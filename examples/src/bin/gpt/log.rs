@@ -1,4 +1,4 @@
-//! What rank 0 prints and writes.
+//! The log of rank 0: one line and one JSON object for each step.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,13 +20,13 @@ pub(crate) struct Record {
     pub(crate) world_size: usize,
 }
 
-/// The log of rank 0; the other ranks have none.
+/// The log of rank 0; the other ranks write no file.
 pub(crate) struct Log(Option<JsonLines>);
 
 struct JsonLines {
     path: PathBuf,
     file: File,
-    /// Bytes of whole lines.
+    /// Bytes of the complete lines.
     length: u64,
 }
 
@@ -51,13 +51,13 @@ impl Log {
 }
 
 impl JsonLines {
-    /// One unbuffered write a line: a process that is killed leaves every step it finished. A line that does not fit
-    /// on the disk is taken back.
+    /// Writes one line without a buffer: a process that is killed leaves every step that it finished. A line that does
+    /// not fit on the disk is removed.
     fn write(&mut self, record: &Record) -> Result<()> {
         let failed = |error| Error::io(format!("--log-json {}: cannot write", self.path.display()), error);
         let line = serde_json::to_string(record).map_err(|error| failed(error.into()))? + "\n";
         self.file.write_all(line.as_bytes()).map_err(|error| {
-            // A device has no length to go back to.
+            // A device file has no length; the error is then ignored.
             let _ = self.file.set_len(self.length);
             failed(error)
         })?;

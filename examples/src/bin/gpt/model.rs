@@ -1,4 +1,4 @@
-//! The model.
+//! The model: GPT-2 of any size.
 
 use burn::module::{Initializer, Module};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -17,7 +17,7 @@ pub(crate) struct GptConfig {
     pub(crate) layers: usize,
     pub(crate) heads: usize,
     pub(crate) embd: usize,
-    /// Of embeddings, attention weights and the outputs of both branches of a block.
+    /// Share of embeddings, attention weights and outputs of both branches of a block that is dropped.
     pub(crate) dropout: f64,
 }
 
@@ -83,7 +83,7 @@ impl<B: Backend> Gpt<B> {
         }
     }
 
-    /// What comes after each token, [batch * seq, vocab].
+    /// Logits of the token after each token, [batch * seq, vocab].
     pub(crate) fn logits(&self, inputs: Tensor<B, 2, Int>) -> Tensor<B, 2> {
         let [batch, seq] = inputs.dims();
         let device = inputs.device();

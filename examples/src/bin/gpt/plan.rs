@@ -1,4 +1,4 @@
-//! What follows from the arguments: text, model, and who trains on which micro-batches.
+//! The plan that follows from the arguments: text, model, and the micro-batches of each rank.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use super::args::{Args, is_pipe, neighbours};
 use super::model::GptConfig;
 use super::text::{DEFAULT_TEXT, Text};
 
-/// What follows from the arguments, the text and the number of processes. Making one finds everything that can be
-/// wrong with them, before a process is started or a file is written.
+/// The plan for arguments, text and number of processes. Its constructor checks all of them, before a process is
+/// started or a file is written.
 pub(crate) struct Plan {
     pub(crate) text: Text,
     pub(crate) model: GptConfig,

@@ -1,4 +1,4 @@
-//! Text as tokens, and which of them each micro-batch has.
+//! Text as tokens, and the tokens of each micro-batch.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use burn::tensor::{Int, Tensor, TensorData};
 use burn_ddp::{Error, Result};
 use clap::ValueEnum;
 
-/// What is trained on unless `--data` names another file; `data/README.md` says where it comes from.
+/// The text to train on, unless `--data` names another file; `data/README.md` has its source.
 pub(crate) const DEFAULT_TEXT: &str = include_str!("../../../data/new-testament.txt");
 
-/// How text becomes tokens.
+/// The division of text into tokens.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Tokenizer {
     /// One token a character; the vocabulary is the sorted set of characters of the text.
@@ -24,8 +24,7 @@ pub(crate) struct Text {
     pub(crate) train: Vec<i32>,
     pub(crate) held_out: Vec<i32>,
     pub(crate) vocab: usize,
-    /// Entropy in nats of one token drawn without its neighbours: the loss of a model that knows only how often
-    /// each token occurs.
+    /// Entropy in nats of the frequencies of tokens: the loss of a model that ignores context.
     pub(crate) unigram_entropy: f64,
 }
 
@@ -58,9 +57,9 @@ impl Text {
     }
 }
 
-/// Where in the training text micro-batch `micro` of optimizer step `step` lies: a function of the global batch
-/// alone, so that the order is the same for every world size. When the next global batch (and the one token after it
-/// that is its last target) would not fit whole, the text starts again from its beginning, on all ranks at once.
+/// The range of micro-batch `micro` of optimizer step `step` in the training text. It depends on the global batch
+/// alone, so the order is the same for every world size. When the next global batch, with the one token behind it that
+/// is its last target, does not fit, the text starts again from its beginning on all ranks.
 pub(crate) fn stretch(
     train_tokens: usize,
     total: usize,

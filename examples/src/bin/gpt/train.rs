@@ -9,7 +9,7 @@ use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{ElementConversion, Tensor};
 use burn_ddp::{Ddp, MicroStep, ProcessGroup, ReduceOp, Replica, ReplicaOptions, Reproducibility, Result};
-use burn_ddp_examples::{Program, Trains, agree, say};
+use burn_ddp_examples::{Program, Trains, agree_on_arguments, say};
 
 use super::args::Args;
 use super::log::{Log, Record};
@@ -18,7 +18,7 @@ use super::optimizer::{DecayMatrices, learning_rate};
 use super::plan::Plan;
 use super::text::{batch, stretch};
 
-/// One micro-step: forward and backward, nothing sent.
+/// Forward and backward pass of one micro-step; nothing is sent.
 fn micro_step<B: AutodiffBackend>(
     model: &Gpt<B>,
     tokens: &[i32],
@@ -31,9 +31,9 @@ fn micro_step<B: AutodiffBackend>(
     MicroStep::new(grads).with_loss(loss)
 }
 
-/// Mean loss over all whole windows of the held-out text. Rank r takes every window whose index is r modulo the
-/// world size, the others know its loss as zero, and the sum over ranks is exact: no window is left out or taken
-/// twice, and all losses are then added in the order of the text, whoever took them.
+/// Mean loss over all whole windows of the held-out text. Rank r evaluates the windows whose index is r modulo the
+/// world size and has zero for the others, so the sum over ranks is exact. All losses are then added in the order of
+/// the text, whatever the world size.
 fn evaluate<B: Backend>(model: &Gpt<B>, plan: &Plan, group: &ProcessGroup<B>) -> Result<f64> {
     let mut losses = vec![0.0_f32; plan.held_out_windows()];
     let device = group.device();
@@ -47,56 +47,35 @@ fn evaluate<B: Backend>(model: &Gpt<B>, plan: &Plan, group: &ProcessGroup<B>) ->
     Ok(losses.iter::<f64>().sum::<f64>() / plan.held_out_windows() as f64)
 }
 
-/// The whole training run of one rank.
+/// The training run of one rank.
 pub(crate) struct Training<'a> {
     pub(crate) args: &'a Args,
     pub(crate) plan: &'a Plan,
 }
 
 impl Program for Training<'_> {
-    fn run<B: Trains>(self) -> Result<()> {
-        let group = B::begin()?;
-        // Peers are told why if this rank fails.
-        group.finish(train(&group, self.args, self.plan))
+    fn train<B: Trains>(self, group: &ProcessGroup<Ddp<B>>) -> Result<()> {
+        train(group, self.args, self.plan)
     }
 }
 
+/// Trains as one rank of `group`.
 pub(crate) fn train<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan: &Plan) -> Result<()> {
-    agree(group, format!("{} on a text of {} tokens", args.essence(), plan.text.train.len()))?;
+    agree_on_arguments(group, &args.of_training(), &format!("a text of {} tokens", plan.text.train.len()))?;
     let device = group.device();
     let root = group.rank().is_root();
     Autodiff::<Ddp<B>>::seed(device, args.seed);
     let model = Gpt::<Autodiff<Ddp<B>>>::new(&plan.model, device);
-    let options = match args.clip {
-        0.0 => ReplicaOptions::new().with_norm(),
-        clip => ReplicaOptions::new().with_clip_norm(clip),
-    };
-    let options = match args.reproducible {
-        true => options.with_reproducibility(Reproducibility::AnyWorldSize { seed: args.seed }),
-        false => options,
-    };
-    let options = options.with_accumulation(plan.accumulation);
     // From here on every rank holds rank 0's weights.
-    let (mut model, mut replica) = Replica::new(model, group, options)?;
+    let (mut model, mut replica) = Replica::new(model, group, replica_options(args, plan))?;
     if args.dropout > 0.0 && !args.reproducible && !root {
-        // Ranks that dropped the same would train on less than they could.
+        // Ranks that drop the same activations would train on less than they could.
         Autodiff::<Ddp<B>>::seed(device, args.seed.wrapping_add(group.rank().0 as u64));
     }
     let mut optimizer = OptimizerAdaptor::from(DecayMatrices::new(args.weight_decay));
     let mut log = Log::open(root, args.log_json.as_deref())?;
     if root {
-        say(format_args!(
-            "{} on {device:?} | {} parameters, vocabulary of {}, {} training tokens | {} tokens a step = {} x {} x {} process(es) x {} micro-step(s)",
-            B::name(device),
-            model.num_params(),
-            plan.text.vocab,
-            plan.text.train.len(),
-            args.total_batch_tokens,
-            args.batch_size,
-            args.seq_len,
-            group.world_size(),
-            plan.accumulation,
-        ))?;
+        say_setup(&model, group, args, plan)?;
     }
 
     let own = group.rank().0 * plan.accumulation..(group.rank().0 + 1) * plan.accumulation;
@@ -137,15 +116,44 @@ pub(crate) fn train<B: Backend>(group: &ProcessGroup<Ddp<B>>, args: &Args, plan:
 
     replica.verify(&model)?;
     if root {
-        say(format_args!(
-            "parameter hash {:016x}, equal on all {} ranks",
-            replica.parameter_hash(&model)?,
-            group.world_size()
-        ))?;
-        say(format_args!(
-            "final loss {last_loss:.4}, unigram entropy of the text {:.4}",
-            plan.text.unigram_entropy
-        ))?;
+        let hash = replica.parameter_hash(&model)?;
+        say(format_args!("parameter hash {hash:016x}, equal on all {} ranks", group.world_size()))?;
+        let entropy = plan.text.unigram_entropy;
+        say(format_args!("final loss {last_loss:.4}, unigram entropy of the text {entropy:.4}"))?;
     }
     Ok(())
+}
+
+fn replica_options(args: &Args, plan: &Plan) -> ReplicaOptions {
+    let options = ReplicaOptions::new().with_accumulation(plan.accumulation);
+    let options = match args.clip {
+        0.0 => options.with_norm(),
+        clip => options.with_clip_norm(clip),
+    };
+    match args.reproducible {
+        true => options.with_reproducibility(Reproducibility::AnyWorldSize { seed: args.seed }),
+        false => options,
+    }
+}
+
+/// Prints backend, model, text and the cut of the global batch.
+fn say_setup<B: Backend>(
+    model: &Gpt<Autodiff<Ddp<B>>>,
+    group: &ProcessGroup<Ddp<B>>,
+    args: &Args,
+    plan: &Plan,
+) -> Result<()> {
+    let device = group.device();
+    say(format_args!(
+        "{} on {device:?} | {} parameters, vocabulary of {}, {} training tokens | {} tokens a step = {} x {} x {} process(es) x {} micro-step(s)",
+        B::name(device),
+        model.num_params(),
+        plan.text.vocab,
+        plan.text.train.len(),
+        args.total_batch_tokens,
+        args.batch_size,
+        args.seq_len,
+        group.world_size(),
+        plan.accumulation,
+    ))
 }

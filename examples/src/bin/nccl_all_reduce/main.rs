@@ -1,18 +1,18 @@
-//! How fast gradients travel between GPUs: NCCL alone, and the same through a process group.
+//! Bandwidth of all-reduces between GPUs: NCCL alone, and the same through a process group.
 //!
 //! ```text
 //! cargo run --release --features cuda --bin nccl_all_reduce -- --nproc 4
 //! cargo run --release --features cuda --bin nccl_all_reduce -- --nproc 4 --min-bytes 1M --max-bytes 1G
 //! ```
 //!
-//! Prints what `all_reduce_perf` of NVIDIA's nccl-tests prints, f32 and sums, out of place; `raw.rs` is all of NCCL that it
-//! takes. One difference: each all-reduce is waited for before the next one begins, as an optimizer step does, so small
-//! sizes show the way to the device and back. Beside it stands `ProcessGroup::all_reduce` of a tensor of that size, with
-//! the tensor's way into a buffer of its own and the fences between Burn's stream and NCCL's.
+//! The columns are those of `all_reduce_perf` of NVIDIA's nccl-tests, for f32 and sums, out of place; `raw.rs` has all
+//! of NCCL that this needs. One difference: each all-reduce is waited for before the next one begins, as an optimizer
+//! step does, so small sizes include the latency of a launch and a wait. The last column is `ProcessGroup::all_reduce`
+//! of a tensor of that size, with the copy of the tensor into a bucket and the fence between Burn's stream and NCCL's.
 //!
 //! Each size is verified on all ranks, both ways, before it is timed. A sum that is wrong ends the program.
 //!
-//! One process measures what a call costs, for nothing travels: its bus bandwidth is 0. Its group needs no NCCL either,
+//! One process measures the cost of a call, since nothing is sent: its bus bandwidth is 0. Its group does not use NCCL,
 //! unless `BURN_DDP_CONNECT_ALONE=1` is set.
 
 mod raw;
@@ -25,7 +25,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use burn_cuda::Cuda;
 use burn_ddp::{Ddp, Error, ErrorKind, ProcessGroup, ReduceOp, Result};
-use burn_ddp_examples::{Place, Trains, check_counts, exit_code, launcher, log_to_stderr, place, say};
+use burn_ddp_examples::{Role, Trains, check_counts, exit_code, launcher, log_to_stderr, role, say};
 use burn_ddp_nccl::library::Library;
 use clap::Parser;
 
@@ -97,12 +97,12 @@ fn measure(group: &ProcessGroup<Inner>, raw: &mut Raw, bytes: usize, args: &Args
     raw.all_reduce(count)?;
     verify("NCCL", bytes, &raw.sum(count)?, &expected)?;
     let tensor = Tensor::<Inner, 1>::from_data(TensorData::new(mine, [count]), group.device());
-    // A clone, here and below: what somebody else holds is not reduced in place.
+    // A clone, here and below: a tensor that has another owner is not reduced in place.
     let all_reduce = || group.all_reduce(tensor.clone(), ReduceOp::Sum).wait();
     let sum = all_reduce()?.into_data().into_vec::<f32>();
     let sum = sum.map_err(|error| Error::new(ErrorKind::Device, format!("{error:?}")))?;
     verify("the group", bytes, &sum, &expected)?;
-    // A rank with a wrong sum never comes here, and the others learn of it instead of measuring.
+    // A rank with a wrong sum does not reach the barrier, which then fails on the others.
     group.barrier()?;
 
     let nccl = time(args, || raw.all_reduce(count), || Ok(()))?;
@@ -115,17 +115,17 @@ fn values(count: usize, factor: usize) -> Vec<f32> {
     (0..count).map(|i| ((i % 251 + 1) * factor) as f32).collect()
 }
 
-fn verify(whose: &str, bytes: usize, sum: &[f32], expected: &[f32]) -> Result<()> {
+fn verify(by: &str, bytes: usize, sum: &[f32], expected: &[f32]) -> Result<()> {
     let Some(at) = (0..expected.len()).find(|at| sum.get(*at) != Some(&expected[*at])) else { return Ok(()) };
     let message = format!(
-        "{bytes} bytes: element {at} of the sum by {whose} is {:?}, expected {}",
+        "{bytes} bytes: element {at} of the sum by {by} is {:?}, expected {}",
         sum.get(at),
         expected[at]
     );
     Err(Error::new(ErrorKind::Diverged, message))
 }
 
-/// The mean time of one call of `once`; `settle` waits for what it has left to the device.
+/// The mean time of one call of `once`; `settle` waits for work that it has left to the device.
 fn time(
     args: &Args,
     mut once: impl FnMut() -> Result<()>,
@@ -142,7 +142,7 @@ fn settled(group: &ProcessGroup<Inner>) -> Result<()> {
     Inner::sync(group.device()).map_err(|error| Error::new(ErrorKind::Device, format!("{error}")))
 }
 
-/// An all-reduce has taken as long as on the rank that it took longest.
+/// The longest time of all ranks.
 fn slowest(group: &ProcessGroup<Inner>, time: Duration) -> Result<Duration> {
     let all = group.all_gather_bytes(time.as_secs_f64().to_le_bytes().to_vec())?;
     let seconds = |bytes: &Vec<u8>| f64::from_le_bytes(bytes[..].try_into().unwrap_or_default());
@@ -157,11 +157,11 @@ fn run(args: &Args) -> Result<()> {
             args.max_bytes, args.min_bytes
         )));
     }
-    match place(args.nproc)? {
-        Place::Launcher(nproc) => launcher(nproc).run(),
-        Place::Rank(_) => {
+    match role(args.nproc)? {
+        Role::Launcher(nproc) => launcher(nproc).run(),
+        Role::Rank(_) => {
             let group = <Cuda as Trains>::begin()?;
-            // Peers are told why if this rank fails.
+            // An error of this rank is told to its peers.
             group.finish(sweep(&group, args))
         }
     }

@@ -1,4 +1,4 @@
-//! NCCL without anything of Burn around it: device memory and a communicator.
+//! NCCL without Burn: device memory and a communicator.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -9,7 +9,7 @@ use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{DType, Error, ErrorKind, ProcessGroup, ReduceOp, Result};
 use burn_ddp_nccl::library::Library;
-use burn_ddp_nccl::{CudaQueue, NcclComm, Span, UniqueId};
+use burn_ddp_nccl::{CudaStream, NcclComm, Span, UniqueId};
 use cudarc::driver::result::{
     ctx, free_sync, malloc_sync, memcpy_dtoh_sync, memcpy_htod_sync, memset_d8_sync,
 };
@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// A communicator with memory to reduce from and to.
 pub(crate) struct Raw {
-    // Memory goes before the communicator, whose queue keeps the device's context.
+    // Memory goes before the communicator, whose stream keeps the device's context.
     send: Memory,
     recv: Memory,
     comm: NcclComm,
@@ -37,24 +37,24 @@ impl Raw {
         bytes: usize,
     ) -> Result<Self> {
         let symbols = library.symbols();
-        // All come out of the group, rank 0's is used.
+        // Every rank gets all ids; rank 0's is used.
         let mine = match group.rank().is_root() {
             true => UniqueId::new(&symbols)?.as_bytes().to_vec(),
             false => Vec::new(),
         };
         let id = UniqueId::from_bytes(&group.all_gather_bytes(mine)?[0])?;
         // From here on this thread has the context of the device.
-        let queue = Box::new(CudaQueue::new(ordinal)?);
+        let stream = Box::new(CudaStream::new(ordinal)?);
         let (send, recv) = (Memory::new(bytes)?, Memory::new(bytes)?);
         let world_size = group.world_size();
         let (liveness, deadline) = (Liveness::new(world_size), Deadline::after(LIMIT));
-        // SAFETY: the table is NCCL's own, and the queue is one of the device that is current on this thread.
+        // SAFETY: the table is NCCL's own, and the stream is of the device that is current on this thread.
         let comm =
-            unsafe { NcclComm::connect(symbols, &id, group.rank(), world_size, queue, liveness, deadline)? };
+            unsafe { NcclComm::connect(symbols, &id, group.rank(), world_size, stream, liveness, deadline)? };
         Ok(Self { send, recv, comm })
     }
 
-    /// Puts `values` where they are reduced from, and bytes that are no number where the sum goes.
+    /// Writes `values` into the input, and bytes that are no number into the output.
     pub(crate) fn fill(&mut self, values: &[f32]) -> Result<()> {
         self.send.holds(values.len())?;
         // SAFETY: both have room for `values`, and nothing is in flight.
@@ -71,8 +71,8 @@ impl Raw {
     pub(crate) fn all_reduce(&mut self, count: usize) -> Result<()> {
         self.send.holds(count)?;
         let (send, recv) = (self.send.address as *const c_void, self.recv.address as *mut c_void);
-        // SAFETY: memory of this device with room for `count` elements, touched by nobody before the wait is over. On an
-        // error the communicator has been aborted.
+        // SAFETY: memory of this device with room for `count` elements, which nothing else uses before the wait is
+        // over. On an error the communicator has been aborted.
         unsafe {
             self.comm.start_all_reduce(&[Span { send, recv, count }], DType::F32, ReduceOp::Sum)?;
         }
@@ -89,7 +89,7 @@ impl Raw {
         Ok(values)
     }
 
-    /// Takes leave of the other ranks.
+    /// Finalizes the communicator.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.comm.finish()
     }
@@ -120,8 +120,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // The process is about to end: nobody needs an error.
-        // SAFETY: allocated by `new`, freed here only, in nobody's use: each all-reduce is waited for or aborted.
+        // The process is about to end, so an error does not matter.
+        // SAFETY: allocated by `new`, freed here only, and not in use: each all-reduce is waited for or aborted.
         let _ = unsafe { free_sync(self.address) };
     }
 }

@@ -1,9 +1,9 @@
-//! What is measured, and how it reads.
+//! The table: sizes, and a row for each.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Bytes of an element: all is f32.
+/// Bytes of an element, which is always f32.
 pub(crate) const ELEMENT: usize = size_of::<f32>();
 
 /// A number of bytes as nccl-tests takes it: `8`, `64K`, `128M`, `1G`, powers of 1024.
@@ -25,7 +25,7 @@ pub(crate) fn sizes(least: usize, most: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(least), |bytes| bytes.checked_mul(2)).take_while(move |bytes| *bytes <= most)
 }
 
-/// One size, times being those of one all-reduce on the slowest rank.
+/// The measurement of one size: times of one all-reduce on the slowest rank.
 pub(crate) struct Row {
     pub(crate) bytes: usize,
     pub(crate) world_size: usize,
@@ -49,8 +49,8 @@ impl Row {
         self.bytes as f64 / 1e9 / self.nccl.as_secs_f64()
     }
 
-    /// What each link carried meanwhile, comparable for all numbers of ranks: an all-reduce moves each byte 2(n-1)/n
-    /// times (`doc/PERFORMANCE.md` of nccl-tests).
+    /// Bandwidth of each link, comparable for all numbers of ranks: an all-reduce moves each byte 2(n-1)/n times
+    /// (`doc/PERFORMANCE.md` of nccl-tests).
     fn bus_bandwidth(&self) -> f64 {
         let ranks = self.world_size as f64;
         self.algorithm_bandwidth() * 2.0 * (ranks - 1.0) / ranks

@@ -1,9 +1,6 @@
 //! The program `nccl_all_reduce`, as far as it goes without a GPU.
 
-#[cfg(feature = "cuda")]
-#[allow(dead_code)]
-mod programs;
-#[path = "../src/bin/nccl_all_reduce/table.rs"]
+#[path = "../../src/bin/nccl_all_reduce/table.rs"]
 mod table;
 
 use std::time::Duration;
@@ -47,7 +44,7 @@ fn bytes_are_read_with_their_unit() {
 #[cfg(feature = "cuda")]
 #[test]
 fn without_a_device_it_ends_in_one_line() {
-    use programs::{assert_refused, command, run};
+    use crate::process::{assert_refused, command, run};
 
     let program = env!("CARGO_BIN_EXE_nccl_all_reduce");
     assert_refused(&run(command(program, "--nproc 0")), &["--nproc 0"]);

@@ -1,20 +1,20 @@
-//! Tensors as memory that NCCL can reach, and tensors again.
+//! The half of the communicator on the caller's thread: tensors become one bucket, and a bucket becomes tensors.
 //!
-//! NCCL wants an address, and a backend hides it. [`DeviceAccess`] is how a backend gives it away; it is a value of its
-//! own, so that a test can put host memory in the place of a device. Everything else is here, once for all backends.
+//! One bucket for a list of tensors, for three reasons:
 //!
-//! A list of tensors becomes one bucket, for three reasons. One call of NCCL on 25 MB is faster than hundreds on
-//! kilobytes. A gradient is seldom contiguous memory (CUDA tensors of two dimensions have padded rows), a bucket of one
-//! dimension is. And NCCL writes where it reads, which is allowed in memory that nobody else can see: a bucket is made
-//! here, from nothing, by operations that consume it, and is seen by nobody until it is made into tensors. Every
-//! collective is in place, so no engine has to allocate and a bucket is one allocation.
+//! - One call of NCCL on 25 MB is faster than hundreds on kilobytes.
+//! - A gradient is seldom contiguous memory (CUDA tensors of two dimensions have padded rows); a bucket of one
+//!   dimension is.
+//! - NCCL writes where it reads, which is allowed only in memory that nothing else can see. A bucket is allocated here
+//!   and filled by operations that consume it, so it has one owner until it is made into tensors.
+//!
+//! Every collective is in place: a bucket is one allocation, and no engine allocates.
 //!
 //! In a bucket of several tensors each begins at a multiple of 512 bytes, the alignment of CUDA's rows, and the bucket
-//! ends at one. There cubecl cuts tensors whose size is such a multiple out as views; the others, which are the small
-//! ones, are copied.
+//! ends at one. cubecl cuts tensors whose size is such a multiple out as views; the others, which are the small ones,
+//! are copied.
 //!
 //! Boolean tensors go through host memory: a gradient never is one, and NCCL would reduce them as numbers.
-#![allow(unsafe_code)]
 
 use std::any::Any;
 use std::ops::Range;
@@ -27,71 +27,12 @@ use burn_ddp::communicator::{
 use burn_ddp::process_group::GroupKind;
 use burn_ddp::{Error, ErrorKind, RankInfo, Result};
 
-mod bucket;
+use crate::bucket::{Bucket, Plan};
+use crate::device_buffer::{DeviceAccess, DeviceBuffer};
 
-pub(crate) use bucket::Bucket;
-use bucket::Plan;
-
-/// How NCCL reaches the tensors of backend `B`.
-///
-/// # Safety
-///
-/// Until it is given back to [`close`](DeviceAccess::close) or dropped, `kept` holds the memory of the buffer valid for
-/// reads and writes by the device of the group, and nobody else reads or writes it once the fence has been waited for.
-pub unsafe trait DeviceAccess<B: Backend>: Send + Sync + 'static {
-    /// Keeps the memory alive and unshared.
-    type Kept: Send + 'static;
-
-    /// The memory of `tensor`, which has one dimension and is the caller's alone. Called on the thread that made the
-    /// tensor; the fence begins here.
-    fn open(&self, tensor: AnyTensor<B>) -> Result<DeviceBuffer<Self::Kept>>;
-
-    /// The tensor again, on the thread that waited for the collective, after it is done.
-    fn close(&self, kept: Self::Kept) -> Result<AnyTensor<B>>;
-}
-
-/// The memory of a tensor.
+/// The half of the communicator on the caller's thread; the other one is [`NcclEngine`](crate::engine::NcclEngine).
 #[derive(Debug)]
-pub struct DeviceBuffer<K> {
-    /// Where it begins, as the device counts (CUDA's `CUdeviceptr`).
-    pub address: usize,
-    /// Its size.
-    pub bytes: usize,
-    /// See [`DeviceAccess::Kept`].
-    pub kept: K,
-    /// The end of everything that writes into it.
-    pub fence: Fence,
-}
-
-/// The end of everything that was enqueued on the submitting thread's stream before the fence was made. The
-/// communication thread waits for it, and makes no other call of Burn.
-pub struct Fence(Box<dyn FnOnce() -> Result<()> + Send>);
-
-impl Fence {
-    /// A fence that is reached when `wait` returns.
-    pub fn new(wait: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
-        Self(Box::new(wait))
-    }
-
-    /// Blocks until the fence is reached.
-    ///
-    /// # Errors
-    ///
-    /// When the device has failed in the work before the fence.
-    pub fn wait(self) -> Result<()> {
-        (self.0)()
-    }
-}
-
-impl std::fmt::Debug for Fence {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Fence")
-    }
-}
-
-/// The caller's half of the communicator; the other one is [`NcclEngine`](crate::NcclEngine).
-#[derive(Debug)]
-pub struct NcclCommunicator<B: Backend, A> {
+pub(crate) struct NcclCommunicator<B: Backend, A> {
     access: A,
     rank: usize,
     world_size: usize,
@@ -99,12 +40,12 @@ pub struct NcclCommunicator<B: Backend, A> {
 }
 
 impl<B: Backend, A: DeviceAccess<B>> NcclCommunicator<B, A> {
-    /// For the rank of `info`, whose tensors are all on `device`.
-    pub fn new(access: A, info: &RankInfo, device: B::Device) -> Self {
+    /// The communicator of the rank of `info`, whose tensors are all on `device`.
+    pub(crate) fn new(access: A, info: &RankInfo, device: B::Device) -> Self {
         Self { access, rank: info.rank.0, world_size: info.world_size, device }
     }
 
-    /// One segment of all `tensors`, whose kind is `K`.
+    /// Copies all `tensors`, of kind `K`, into one bucket, which is one segment.
     fn pack<K: GroupKind<B>>(&self, operation: Operation, tensors: Vec<AnyTensor<B>>) -> Result<Segment> {
         let layouts: Vec<_> = tensors.iter().map(Layout::of).collect();
         let (dtype, wire) = self.same_dtype(&layouts)?;
@@ -115,7 +56,7 @@ impl<B: Backend, A: DeviceAccess<B>> NcclCommunicator<B, A> {
             return Ok(Segment { dtype: wire, memory: Memory::Device(bucket) });
         }
         let mut bucket = Tensor::<B, 1, K>::empty([plan.room], (&self.device, dtype));
-        // A tensor without elements changes nothing, and to Burn a size of 0 in a reshape means "as before".
+        // Tensors without elements are skipped: to Burn a size of 0 in a reshape means "as before".
         let filled = tensors.into_iter().zip(&plan.places).filter(|(_, place)| !place.is_empty());
         for (tensor, place) in filled {
             let flat = K::reshape(K::from_any(tensor)?, Shape::new([place.len()]));
@@ -132,7 +73,8 @@ impl<B: Backend, A: DeviceAccess<B>> NcclCommunicator<B, A> {
         Ok(Segment { dtype: wire, memory: Memory::Device(Box::new(bucket)) })
     }
 
-    /// The one element type of `layouts`, for Burn and on the wire, all of which must be on this rank's device.
+    /// The element type of all `layouts`, as Burn's and as the wire's. They must have one, and be on this rank's
+    /// device.
     fn same_dtype(&self, layouts: &[Layout<B>]) -> Result<(burn::tensor::DType, burn_ddp::DType)> {
         let Some(first) = layouts.first() else { return Err(Error::config("no tensor to send")) };
         let wire = wire_dtype(first.dtype)?;
@@ -153,7 +95,7 @@ impl<B: Backend, A: DeviceAccess<B>> NcclCommunicator<B, A> {
         Ok((first.dtype, wire))
     }
 
-    /// The tensors of `layouts`, whose kind is `K`.
+    /// Makes the results in `bucket` into tensors of `layouts` and of kind `K`.
     fn unpack<K: GroupKind<B>>(&self, bucket: Bucket, layouts: &[Layout<B>]) -> Result<Vec<AnyTensor<B>>> {
         let (kept, results) = bucket.into_results();
         let whole = match kept {
@@ -180,7 +122,7 @@ impl<B: Backend, A: DeviceAccess<B>> NcclCommunicator<B, A> {
     }
 }
 
-/// The part `place` of `whole`, which is `whole` itself where it is all of it.
+/// The part `place` of `whole`; `whole` itself if that is all of it.
 fn cut<B: Backend, K: GroupKind<B>>(whole: Tensor<B, 1, K>, place: Range<usize>) -> Tensor<B, 1, K> {
     if place == (0..whole.dims()[0]) { whole } else { whole.slice([place]) }
 }

@@ -1,9 +1,9 @@
-//! Libraries that have NCCL's names and nothing behind them.
+//! Libraries with NCCL's function names and no NCCL.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What the crate looks up beside the version.
+/// The functions that the crate looks up besides the version.
 pub const FUNCTIONS: [&str; 15] = [
     "ncclGetUniqueId",
     "ncclGetErrorString",

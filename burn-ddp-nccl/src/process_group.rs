@@ -1,4 +1,5 @@
-//! The group of a rank that drives a GPU: what a training program calls.
+//! The functions that a training program calls: for the GPU of a rank, and for the process group whose tensors NCCL
+//! reduces.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -6,13 +7,16 @@ use std::sync::Arc;
 use burn::tensor::backend::Backend;
 use burn_ddp::{CommunicatorKind, Error, GroupOptions, ProcessGroup, RankInfo, Result};
 
+use crate::cuda_stream::CudaStream;
 use crate::device::{DeviceInfo, devices, make_context, ordinal_of};
+use crate::device_buffer::DeviceAccess;
+use crate::factory::NcclFactory;
 use crate::library::Library;
-use crate::{CudaQueue, DeviceAccess, NcclFactory, Queue};
+use crate::stream::Stream;
 
 /// A backend whose tensors NCCL can reach, and [`Ddp`](burn_ddp::Ddp) of it.
 pub trait NcclBackend: Backend {
-    /// How it reaches them.
+    /// The access to the memory of its tensors.
     type Access: DeviceAccess<Self> + Clone + Default;
 
     /// The number of `device`, as CUDA counts after `CUDA_VISIBLE_DEVICES`; `None` for one that is no GPU.
@@ -21,13 +25,13 @@ pub trait NcclBackend: Backend {
     /// The GPU of this number.
     fn device(ordinal: usize) -> Self::Device;
 
-    /// What it needs on the machine besides driver and device, and does not find: a sentence for each.
+    /// One sentence for each thing that the backend needs on the machine, besides driver and device, and does not find.
     fn missing() -> Vec<String> {
         Vec::new()
     }
 }
 
-/// The GPU that this process drives: number `LOCAL_RANK` of those that it sees, or the only one.
+/// The GPU that this process drives: number `LOCAL_RANK` of the visible ones, or the only one.
 ///
 /// # Errors
 ///
@@ -35,7 +39,7 @@ pub trait NcclBackend: Backend {
 /// kernels with, and with fewer devices than ranks on this host.
 pub fn local_device<B: NcclBackend>() -> Result<B::Device> {
     let (info, kind) = (RankInfo::from_env()?, GroupOptions::from_env()?.communicator);
-    let (devices, _) = look_around(kind)?;
+    let (devices, _) = find_devices_and_nccl(kind)?;
     let missing = B::missing();
     if !missing.is_empty() {
         return Err(Error::config(missing.join("; ")));
@@ -43,15 +47,15 @@ pub fn local_device<B: NcclBackend>() -> Result<B::Device> {
     ordinal_of(info.local_rank, info.local_world_size, devices.len(), kind).map(B::device)
 }
 
-/// The group that the process environment describes, like [`ProcessGroup::from_env`], with tensors on `device` reduced by
-/// NCCL. `BURN_DDP_COMM` chooses: `auto` (NCCL if all ranks have it, else through host memory, with a warning), `nccl`,
-/// `host`.
+/// The group that the process environment describes, like [`ProcessGroup::from_env`], with tensors on `device` reduced
+/// by NCCL. `BURN_DDP_COMM` chooses: `auto` (NCCL if all ranks have it, else through host memory, with a warning),
+/// `nccl`, `host`.
 ///
 /// # Errors
 ///
 /// Those of [`ProcessGroup::from_env`]; without driver, without the device, with two ranks on one device, and with
-/// `BURN_DDP_COMM=nccl` where a rank has no NCCL: [`ErrorKind::Config`](burn_ddp::ErrorKind::Config), naming ranks and what
-/// was looked for; what NCCL reports when ranks connect: [`ErrorKind::Device`](burn_ddp::ErrorKind::Device).
+/// `BURN_DDP_COMM=nccl` where a rank has no NCCL: [`ErrorKind::Config`](burn_ddp::ErrorKind::Config), naming ranks and
+/// what was looked for; what NCCL reports when ranks connect: [`ErrorKind::Device`](burn_ddp::ErrorKind::Device).
 pub fn process_group<B: NcclBackend>(device: &B::Device) -> Result<ProcessGroup<B>> {
     process_group_with(RankInfo::from_env()?, GroupOptions::from_env()?, device)
 }
@@ -60,7 +64,7 @@ pub fn process_group<B: NcclBackend>(device: &B::Device) -> Result<ProcessGroup<
 ///
 /// # Errors
 ///
-/// Those of [`process_group`], but for the environment's.
+/// Those of [`process_group`], except errors of the environment.
 pub fn process_group_with<B: NcclBackend>(
     info: RankInfo,
     options: GroupOptions,
@@ -71,7 +75,7 @@ pub fn process_group_with<B: NcclBackend>(
             "{device:?} is no GPU: use burn_ddp_nccl::local_device, or ProcessGroup::from_env"
         ))
     })?;
-    let (mut devices, library) = look_around(options.communicator)?;
+    let (mut devices, library) = find_devices_and_nccl(options.communicator)?;
     if ordinal >= devices.len() {
         return Err(Error::config(format!(
             "cuda:{ordinal} is not there: {} device(s) are visible; check CUDA_VISIBLE_DEVICES",
@@ -88,17 +92,17 @@ pub fn process_group_with<B: NcclBackend>(
         tracing::info!("{} has NCCL {} ({})", info.rank, library.version(), library.path().display());
     }
     let nccl = library.map(|library| (library.symbols(), library.version()));
-    let queue = Arc::new(move || Ok(Box::new(CudaQueue::new(ordinal)?) as Box<dyn Queue>));
-    // SAFETY: the symbols are those of a library that was looked into, the access is that of the backend, and the queue is
+    let stream = Arc::new(move || Ok(Box::new(CudaStream::new(ordinal)?) as Box<dyn Stream>));
+    // SAFETY: the symbols are those of a library that was checked, the access is that of the backend, and the stream is
     // of the device whose tensors it reaches.
     let factory =
-        unsafe { NcclFactory::new(B::Access::default(), options.communicator, driven, nccl, queue) };
+        unsafe { NcclFactory::new(B::Access::default(), options.communicator, driven, nccl, stream) };
     ProcessGroup::with_factory(info, options, device, Arc::new(factory))
 }
 
-/// The devices and, where it is wanted, NCCL. Whoever asks for NCCL and has no device learns all that is missing at once;
-/// a rank that lacks NCCL alone can still meet the others and tell them.
-fn look_around(kind: CommunicatorKind) -> Result<(Vec<DeviceInfo>, Result<Library>)> {
+/// The devices and, unless `kind` is `Host`, NCCL. With `kind` `Nccl` one error names all that is missing. A rank that
+/// lacks NCCL alone is no error here: it connects to the others and tells them.
+fn find_devices_and_nccl(kind: CommunicatorKind) -> Result<(Vec<DeviceInfo>, Result<Library>)> {
     let library = match kind {
         CommunicatorKind::Host => Err(Error::config("BURN_DDP_COMM=host")),
         CommunicatorKind::Auto | CommunicatorKind::Nccl => Library::load(),

@@ -34,12 +34,12 @@ pub fn finish(child: Child, limit: Duration) -> Output {
     }
 }
 
-/// Runs to the end.
+/// Runs `command` to its end.
 pub fn run(mut command: Command) -> Output {
     finish(command.spawn().expect("the program can be started"), LIMIT)
 }
 
-/// Kills without mercy; a process that is gone already is no error.
+/// Sends SIGKILL to process `id`. A process that has ended already is no error.
 pub fn kill(id: u32) {
     let pid = i32::try_from(id).ok().and_then(Pid::from_raw).expect("a process id");
     let _ = kill_process(pid, Signal::KILL);
@@ -65,7 +65,6 @@ pub fn assert_refused(output: &Output, words: &[&str]) {
 
 /// The backend that was asked for is the one that is used, or the program ends in one line. `start` gives the program,
 /// with arguments added, which trains within seconds.
-#[allow(dead_code, reason = "not every program has a choice of backends")]
 pub fn assert_backends_are_chosen(start: impl Fn(&str) -> Command) {
     #[cfg(not(feature = "cuda"))]
     for nproc in ["", "--nproc 2 "] {
@@ -74,11 +73,11 @@ pub fn assert_backends_are_chosen(start: impl Fn(&str) -> Command) {
     }
     #[cfg(feature = "cuda")]
     {
-        // Whether there is a driver or not: no device, and nothing is trained on the CPU instead.
+        // With a driver or without: there is no device, and the program does not train on the CPU instead.
         let mut hidden = start("--backend cuda");
         hidden.env("CUDA_VISIBLE_DEVICES", "");
         assert_refused(&run(hidden), &["CUDA driver"]);
-        // Who asks for NCCL learns at once what else is missing.
+        // With BURN_DDP_COMM=nccl one error names everything that is missing.
         let mut both = start("--backend cuda");
         both.env("CUDA_VISIBLE_DEVICES", "")
             .env("BURN_DDP_COMM", "nccl")
@@ -102,7 +101,6 @@ pub fn assert_backends_are_chosen(start: impl Fn(&str) -> Command) {
 }
 
 /// The processes whose parent is `launcher` and whose rank is known.
-#[allow(dead_code, reason = "not every program is killed")]
 pub fn ranks_of(launcher: u32) -> Vec<(usize, u32)> {
     let rank_of = |id: u32| {
         let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;

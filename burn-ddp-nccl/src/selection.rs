@@ -1,4 +1,4 @@
-//! What ranks tell each other before NCCL, and what follows from it on all of them alike.
+//! The choice between NCCL and host memory, which all ranks make alike from the same records.
 
 use burn_ddp::{CommunicatorKind, Error, ErrorKind, Rank, Result};
 use serde::{Deserialize, Serialize};
@@ -6,35 +6,36 @@ use serde::{Deserialize, Serialize};
 use crate::device::DeviceInfo;
 use crate::library::Version;
 
-/// What one rank says of itself.
+/// The facts that one rank tells the others before NCCL connects them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) host: String,
     pub(crate) device: DeviceInfo,
-    /// What was asked for.
+    /// The value of `BURN_DDP_COMM`.
     pub(crate) kind: CommunicatorKind,
     /// The NCCL it has, or why it has none.
     pub(crate) nccl: Result<Version, String>,
-    /// Rank 0's, if it has NCCL: under which the ranks meet in it.
+    /// NCCL's id for the group; only rank 0 has one, if it has NCCL.
     pub(crate) id: Option<Vec<u8>>,
 }
 
-/// How the tensors of a group travel.
+/// The communicator of a group.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// By NCCL.
+pub(crate) enum Selection {
+    /// NCCL.
     Nccl,
-    /// Through host memory, and why if nobody asked for it.
+    /// Host memory, with the reason if the user did not ask for it.
     Host(Option<String>),
 }
 
-/// The way that follows from what all ranks, in their order, have said. Pure, so all ranks come to the same.
+/// Selects the communicator from the records of all ranks, in rank order. A pure function, so all ranks select the
+/// same.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] or [`ErrorKind::Mismatch`] naming ranks: two on one device, different wishes, different
-/// versions, or an NCCL that is asked for and missing.
-pub(crate) fn decide(records: &[Record]) -> Result<Way> {
-    let Some(first) = records.first() else { return Ok(Way::Host(None)) };
+/// [`ErrorKind::Config`] or [`ErrorKind::Mismatch`] naming ranks: two on one device, different values of
+/// `BURN_DDP_COMM`, different versions, or an NCCL that is asked for and missing.
+pub(crate) fn select(records: &[Record]) -> Result<Selection> {
+    let Some(first) = records.first() else { return Ok(Selection::Host(None)) };
     if let Some(rank) = records.iter().position(|record| record.kind != first.kind) {
         return Err(Error::new(
             ErrorKind::Mismatch,
@@ -45,9 +46,9 @@ pub(crate) fn decide(records: &[Record]) -> Result<Way> {
         ));
     }
     if first.kind == CommunicatorKind::Host {
-        return Ok(Way::Host(None));
+        return Ok(Selection::Host(None));
     }
-    if let Some((one, other)) = on_one_device(records) {
+    if let Some((one, other)) = first_on_one_device(records) {
         let Record { host, device, .. } = &records[one.0];
         return Err(Error::config(format!(
             "{one} and {other} drive one device ({}, {}, on {host}): start one rank a device, check LOCAL_RANK and \
@@ -73,16 +74,16 @@ pub(crate) fn decide(records: &[Record]) -> Result<Way> {
         (None, Err(_)) => None,
     };
     match (problem, first.kind) {
-        (None, _) => Ok(Way::Nccl),
+        (None, _) => Ok(Selection::Nccl),
         (Some(problem), CommunicatorKind::Nccl) => {
             Err(Error::config(format!("BURN_DDP_COMM=nccl: {problem}")))
         }
-        (Some(problem), _) => Ok(Way::Host(Some(problem))),
+        (Some(problem), _) => Ok(Selection::Host(Some(problem))),
     }
 }
 
-/// The first two ranks of one host on one device.
-fn on_one_device(records: &[Record]) -> Option<(Rank, Rank)> {
+/// The first two ranks of one host that drive one device.
+fn first_on_one_device(records: &[Record]) -> Option<(Rank, Rank)> {
     let same = |a: &Record, b: &Record| a.host == b.host && a.device.uuid == b.device.uuid;
     (1..records.len()).find_map(|other| {
         let one = (0..other).find(|one| same(&records[*one], &records[other]))?;
@@ -105,7 +106,7 @@ mod tests {
     }
 
     fn text(records: &[Record]) -> String {
-        decide(records).unwrap_err().to_string()
+        select(records).unwrap_err().to_string()
     }
 
     #[test]
@@ -114,17 +115,17 @@ mod tests {
         for word in ["rank 0 and rank 2", "H200", "GPU-00000000", "BURN_DDP_COMM=host"] {
             assert!(text.contains(word), "{text}");
         }
-        assert_eq!(decide(&[record("h1", 0), record("h2", 0)]).unwrap(), Way::Nccl);
+        assert_eq!(select(&[record("h1", 0), record("h2", 0)]).unwrap(), Selection::Nccl);
         let mut shared = [record("h", 0), record("h", 0)];
         shared.iter_mut().for_each(|record| record.kind = CommunicatorKind::Host);
-        assert_eq!(decide(&shared).unwrap(), Way::Host(None));
+        assert_eq!(select(&shared).unwrap(), Selection::Host(None));
     }
 
     #[test]
     fn a_rank_without_nccl_takes_all_to_the_host_or_is_an_error() {
         let mut records = [record("a", 0), record("b", 1)];
         records[1].nccl = Err("libnccl.so.2 not found".into());
-        let Way::Host(Some(reason)) = decide(&records).unwrap() else { panic!("no NCCL on rank 1") };
+        let Selection::Host(Some(reason)) = select(&records).unwrap() else { panic!("no NCCL on rank 1") };
         assert!(reason.contains("rank 1 on b has no NCCL: libnccl.so.2 not found"), "{reason}");
         records.iter_mut().for_each(|record| record.kind = CommunicatorKind::Nccl);
         assert!(text(&records).starts_with("BURN_DDP_COMM=nccl: rank 1 on b has no NCCL"));
@@ -136,10 +137,10 @@ mod tests {
     fn versions_must_be_of_one_release() {
         let mut records = [record("a", 0), record("b", 1)];
         records[1].nccl = Ok(Version { major: 2, minor: 27, patch: 7 });
-        assert_eq!(decide(&records).unwrap(), Way::Nccl);
+        assert_eq!(select(&records).unwrap(), Selection::Nccl);
         records[1].nccl = Ok(Version { major: 2, minor: 26, patch: 2 });
         assert!(
-            matches!(decide(&records).unwrap(), Way::Host(Some(reason)) if reason.contains("2.26.2 on rank 1"))
+            matches!(select(&records).unwrap(), Selection::Host(Some(reason)) if reason.contains("2.26.2 on rank 1"))
         );
     }
 }

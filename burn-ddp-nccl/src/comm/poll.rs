@@ -1,4 +1,4 @@
-//! How a wait ends: by NCCL, by the device, by the deadline or by the group.
+//! Waits of a communicator: they end by NCCL, the device, the deadline or the group.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -12,38 +12,38 @@ use super::{NcclComm, State};
 use crate::error::{IN_PROGRESS, SUCCESS, failure};
 use crate::symbols::RawComm;
 
-/// `ncclRemoteError`: a peer died or its network is gone, and NCCL does not know which.
+/// `ncclRemoteError`: a peer died or its network is gone; NCCL does not say which peer.
 const REMOTE_ERROR: c_int = 6;
-/// For a call of NCCL that has no way to be interrupted.
-const LAST_CALL: Duration = Duration::from_secs(3);
-/// How long a rank that only knows that it waits in vain waits for somebody to say why.
-const EXPLANATION: Duration = Duration::from_secs(1);
+/// Longest wait for an abort or destroy, which cannot be interrupted.
+const LAST_CALL_LIMIT: Duration = Duration::from_secs(3);
+/// Time for the control channel to report the cause, after an error that does not name one.
+const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
 impl NcclComm {
-    /// Ends in failure when the group has.
+    /// Fails if the group has failed.
     pub(super) fn check_peers(&mut self, what: &str) -> Result<()> {
         match self.liveness.cause() {
             None => Ok(()),
-            Some(cause) => Err(self.fail(self.blame(what, &cause))),
+            Some(cause) => Err(self.fail(self.in_context(what, &cause))),
         }
     }
 
-    /// Whether NCCL has finished the call before, whatever that call was about.
-    pub(super) fn settled(&self, what: &str) -> Result<bool> {
+    /// Polls NCCL: true if it has finished the call that was started last.
+    pub(super) fn is_settled(&self, what: &str) -> Result<bool> {
         let mut state = IN_PROGRESS;
-        // SAFETY: the communicator is there: only an open one is asked.
+        // SAFETY: the communicator exists: only an open one is polled.
         let code = unsafe { (self.symbols.comm_get_async_error)(self.comm, &mut state) };
         let error = if code == SUCCESS { state } else { code };
         match error {
             SUCCESS => Ok(true),
             IN_PROGRESS => Ok(false),
-            REMOTE_ERROR => Err(self.explained(self.failure(what, error), what, EXPLANATION)),
+            REMOTE_ERROR => Err(self.cause_or(self.failure(what, error), what, CAUSE_LIMIT)),
             _ => Err(self.failure(what, error)),
         }
     }
 
-    /// The error of a call that did not even begin.
-    pub(super) fn refused(&self, what: &str, code: c_int) -> Option<Error> {
+    /// The error of a call that returned `code`, unless it has ended well or is in progress.
+    pub(super) fn call_error(&self, what: &str, code: c_int) -> Option<Error> {
         (code != SUCCESS && code != IN_PROGRESS).then(|| self.failure(what, code))
     }
 
@@ -51,81 +51,81 @@ impl NcclComm {
         failure(&self.symbols, &format!("{what} on {}", self.rank), code, self.comm)
     }
 
-    pub(super) fn blame(&self, what: &str, cause: &Error) -> Error {
+    /// `cause` with the name of the call and this rank in front.
+    pub(super) fn in_context(&self, what: &str, cause: &Error) -> Error {
         cause.context(format!("{what} on {}", self.rank))
     }
 
-    /// [`poll`](Self::poll), at the end of which an error fails the communicator on all ranks.
-    pub(super) fn until(
+    /// Like [`poll`](Self::poll); an error fails the communicator on all ranks.
+    pub(super) fn poll_or_fail(
         &mut self,
         what: &str,
         deadline: Deadline,
         done: impl FnMut(&mut Self) -> Result<bool>,
     ) -> Result<()> {
         self.poll(what, deadline, done).map_err(|error| {
-            let vague = error.kind() == ErrorKind::Timeout;
-            let patience = if vague { EXPLANATION } else { Duration::ZERO };
-            self.fail(self.explained(error, what, patience))
+            let limit = if error.kind() == ErrorKind::Timeout { CAUSE_LIMIT } else { Duration::ZERO };
+            self.fail(self.cause_or(error, what, limit))
         })
     }
 
-    /// Asks `done` again and again until it, the deadline or the group ends.
+    /// Calls `done` until it returns true or an error, the deadline passes or the group fails.
     pub(super) fn poll(
         &mut self,
         what: &str,
         deadline: Deadline,
         mut done: impl FnMut(&mut Self) -> Result<bool>,
     ) -> Result<()> {
-        let mut pause = Pause::new();
+        let mut backoff = Backoff::new();
         while !done(self)? {
             if let Some(cause) = self.liveness.cause() {
-                return Err(self.blame(what, &cause));
+                return Err(self.in_context(what, &cause));
             }
             if deadline.passed() {
                 let limit = deadline.limit();
                 let text = format!("{what} on {} has not ended within {limit:?}", self.rank);
                 return Err(Error::new(ErrorKind::Timeout, text));
             }
-            pause.rest();
+            backoff.pause();
         }
         Ok(())
     }
 
-    /// The cause for which the group has ended, or ends within `patience`; else `error`.
-    fn explained(&self, error: Error, what: &str, patience: Duration) -> Error {
-        let (deadline, mut pause) = (Deadline::after(patience), Pause::new());
+    /// The cause for which the group has failed, or fails within `limit`; else `error`.
+    fn cause_or(&self, error: Error, what: &str, limit: Duration) -> Error {
+        let (deadline, mut backoff) = (Deadline::after(limit), Backoff::new());
         loop {
             if let Some(cause) = self.liveness.cause() {
-                return self.blame(what, &cause);
+                return self.in_context(what, &cause);
             }
             if deadline.passed() {
                 return error;
             }
-            pause.rest();
+            backoff.pause();
         }
     }
 
-    /// Makes `error` the first cause: tells the others, aborts, and returns it.
+    /// Makes `error` the first cause: tells the other ranks, aborts the communicator, and returns the error.
     pub(super) fn fail(&mut self, error: Error) -> Error {
-        // First the others: NCCL's abort takes its time.
+        // The other ranks first: NCCL's abort may take seconds.
         self.liveness.fail(error.clone());
-        self.free();
+        self.abort_comm();
         self.state = State::Failed(error.clone());
         error
     }
 
     /// Aborts the communicator, once.
-    pub(super) fn free(&mut self) {
+    pub(super) fn abort_comm(&mut self) {
         let abort = self.symbols.comm_abort;
-        if let Some(error) = self.let_go("abort", abort) {
+        if let Some(error) = self.run_last_call("abort", abort) {
             tracing::warn!("{error}");
         }
     }
 
-    /// Hands the communicator to `last`, the last call that it sees, and waits for that call as long as a peer may be
-    /// expected to take: within a host NCCL joins threads that serve peers, which end when these let go as well. A call
-    /// that takes longer goes on by itself, with the stream that it may still use. Returns what went wrong.
-    pub(super) fn let_go(
+    /// Gives the communicator to `last`, an abort or destroy, and waits for that call up to its limit: within a host
+    /// NCCL joins threads that serve peers, which end when the peers do the same. A call that takes longer goes on in
+    /// the background, and the stream that it may still use is leaked. Returns the error.
+    pub(super) fn run_last_call(
         &mut self,
         what: &str,
         last: unsafe extern "C" fn(RawComm) -> c_int,
@@ -136,35 +136,36 @@ impl NcclComm {
         }
         let address = comm.expose_provenance();
         let (done, outcome) = channel();
-        // SAFETY: it was neither aborted nor destroyed before: whoever does either leaves a null behind. NCCL takes the call
-        // from any thread, and no other call is made meanwhile.
+        // SAFETY: the communicator was neither aborted nor destroyed before: both go through here, which leaves a null.
+        // NCCL takes the call from any thread, and no other call is made meanwhile.
         let call = move || unsafe { last(ptr::with_exposed_provenance_mut(address)) };
         let started = std::thread::Builder::new().name("burn-ddp-nccl".into()).spawn(move || {
             let _ = done.send(call());
         });
         let code = match started {
-            Ok(_) => outcome.recv_timeout(LAST_CALL).ok(),
+            Ok(_) => outcome.recv_timeout(LAST_CALL_LIMIT).ok(),
             Err(_) => Some(call()),
         };
         match code {
-            Some(code) => self.refused(what, code),
+            Some(code) => self.call_error(what, code),
             None => {
                 self.released = false;
-                let text = format!("{what} on {} has not ended within {LAST_CALL:?}; left behind", self.rank);
+                let text =
+                    format!("{what} on {} has not ended within {LAST_CALL_LIMIT:?}; left behind", self.rank);
                 Some(Error::new(ErrorKind::Timeout, text))
             }
         }
     }
 }
 
-/// Breaks between two questions: none at first, since a small collective takes microseconds, later a sixteenth of the
-/// time that has passed.
-struct Pause {
+/// Pauses between two polls: none at first, since a small collective takes microseconds, later a sixteenth of the time
+/// that has passed.
+struct Backoff {
     start: Instant,
     rounds: u32,
 }
 
-impl Pause {
+impl Backoff {
     const SPINS: u32 = 300;
     const YIELDS: u32 = 300;
     const SHORTEST: Duration = Duration::from_micros(20);
@@ -174,7 +175,7 @@ impl Pause {
         Self { start: Instant::now(), rounds: 0 }
     }
 
-    fn rest(&mut self) {
+    fn pause(&mut self) {
         self.rounds = self.rounds.saturating_add(1);
         if self.rounds <= Self::SPINS {
             std::hint::spin_loop();

@@ -1,7 +1,7 @@
-//! What a communicator can be asked to do.
+//! The collectives of a communicator.
 //!
-//! Starting and waiting are two calls because the caller has something to do in between: ranks compare what
-//! they have started, and a mismatch that NCCL would answer with wrong numbers or a hang becomes an error.
+//! Starting and waiting are two calls because ranks compare in between what they have started: a mismatch, which NCCL
+//! would answer with wrong numbers or a hang, becomes an error.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -13,27 +13,28 @@ use super::{NcclComm, State};
 use crate::dtype::{data_type, reduction};
 use crate::symbols::{RawComm, RawStream, Symbols};
 
-/// Device memory that goes into a collective, and where its result goes.
+/// Device memory of a collective: its input and its result.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// What this rank gives.
+    /// The input of this rank.
     pub send: *const c_void,
-    /// Where the result goes. It may be `send`, or lie apart from it.
+    /// The place of the result. It may be `send`, but not overlap it otherwise.
     pub recv: *mut c_void,
     /// Elements in `send`.
     pub count: usize,
 }
 
-/// All start one operation, in the same order on all ranks and with the same counts, and return before it is done:
-/// [`wait`](NcclComm::wait) for it before starting the next.
+/// Each starts one operation and returns before it is done: [`wait`](NcclComm::wait) for it before starting the next.
+/// All ranks must start the same operations in the same order with the same counts.
 ///
-/// Errors: `Config` while another operation is in flight, after [`finish`](NcclComm::finish), and for a root outside of
-/// the group (nothing was started, nothing is lost); `Device` with what NCCL reports; the first cause of an earlier call.
+/// Errors of all of them: `Config` while another operation is in flight, after [`finish`](NcclComm::finish), and for a
+/// root outside of the group (nothing is started then, and the communicator stays usable); `Device` with what NCCL
+/// reports; the first cause of an earlier call.
 impl NcclComm {
     /// Reduces each span over all ranks; every rank gets all of the result. Several spans are one NCCL group.
     ///
-    /// NCCL's mean multiplies floats by 1/world_size before it adds them and divides the sum of integers, and its order
-    /// of summation depends on the machine.
+    /// NCCL's mean multiplies floats by 1/world_size before it adds them, and divides the sum of integers. Its order of
+    /// summation depends on the machine.
     ///
     /// # Errors
     ///
@@ -42,7 +43,7 @@ impl NcclComm {
     /// # Safety
     ///
     /// The spans are memory of the communicator's device with room for `count` elements of `dtype`. It is valid, and
-    /// nobody else touches it, until [`wait`](NcclComm::wait) has returned or the communicator has failed.
+    /// nothing else uses it, until [`wait`](NcclComm::wait) has returned or the communicator has failed.
     pub unsafe fn start_all_reduce(&mut self, spans: &[Span], dtype: DType, op: ReduceOp) -> Result<()> {
         let (dtype, op) = (data_type(dtype), reduction(op));
         self.start("all_reduce", spans, |nccl, span, comm, stream| {
@@ -72,10 +73,10 @@ impl NcclComm {
         })
     }
 
-    /// Reduces `span.send` over all ranks; each rank gets its [`chunk`] of the result in `recv`, which has room for that
-    /// chunk only. In place: `recv` is where the chunk lies in `send`.
+    /// Reduces `span.send` over all ranks; each rank gets its [`chunk`] of the result in `recv`, which has room for
+    /// that chunk only. In place, `recv` is the chunk's place in `send`.
     ///
-    /// NCCL knows equal chunks only. Others are one group of a reduction for each rank.
+    /// NCCL's reduce_scatter has equal chunks only; for others one group with a reduce for each rank is started.
     ///
     /// # Errors
     ///
@@ -105,8 +106,8 @@ impl NcclComm {
         })
     }
 
-    /// Puts all ranks' `span.send`, of `count` elements each, one after the other into `recv` of each rank, which has room
-    /// for all of them. In place: `send` is this rank's place in `recv`.
+    /// Concatenates all ranks' `span.send`, of `count` elements each, in `recv` of each rank, which has room for all of
+    /// them. In place, `send` is this rank's place in `recv`.
     ///
     /// # Errors
     ///
@@ -123,7 +124,7 @@ impl NcclComm {
         })
     }
 
-    /// One NCCL group of one call for each part.
+    /// Starts one NCCL group with one call for each part.
     fn start<T>(
         &mut self,
         what: &'static str,
@@ -131,16 +132,16 @@ impl NcclComm {
         call: impl Fn(&Symbols, &T, RawComm, RawStream) -> c_int,
     ) -> Result<()> {
         self.check_ready(what)?;
-        let (symbols, comm, stream) = (self.symbols, self.comm, self.queue.raw());
-        // SAFETY: takes nothing; what it opens is closed below.
+        let (symbols, comm, stream) = (self.symbols, self.comm, self.stream.raw());
+        // SAFETY: takes nothing; the group that it opens is closed below.
         let opened = unsafe { (symbols.group_start)() };
-        let mut error = self.refused(what, opened);
+        let mut error = self.call_error(what, opened);
         if error.is_none() {
-            error = parts.iter().find_map(|part| self.refused(what, call(&symbols, part, comm, stream)));
-            // After an error too: a group that stays open would swallow every later call of this thread.
+            error = parts.iter().find_map(|part| self.call_error(what, call(&symbols, part, comm, stream)));
+            // After an error too: a group that stays open would absorb every later call of this thread.
             // SAFETY: the group is open.
             let closed = unsafe { (symbols.group_end)() };
-            error = error.or_else(|| self.refused(what, closed));
+            error = error.or_else(|| self.call_error(what, closed));
         }
         match error {
             Some(error) => Err(self.fail(error)),

@@ -1,7 +1,5 @@
 //! The program `fashion_mnist`, run as users run it, on a small data set of its own format.
 
-mod programs;
-#[path = "fashion_mnist/terminal.rs"]
 mod terminal;
 
 use std::collections::BTreeSet;
@@ -12,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use programs::{LIMIT, assert_backends_are_chosen, assert_refused, command, finish, run, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+use crate::process::{LIMIT, assert_backends_are_chosen, assert_refused, command, finish, run, stdout};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion_mnist");
 const PIXELS: usize = 28 * 28;
@@ -94,7 +93,7 @@ impl Bench {
     }
 }
 
-/// What a run left.
+/// Output and files of a run.
 struct Trained {
     text: String,
     artifacts: PathBuf,

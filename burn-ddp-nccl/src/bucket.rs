@@ -1,5 +1,5 @@
-//! Where the tensors of a bucket lie, and the bucket on its way through the engine.
-#![allow(clippy::single_range_in_vec_init, reason = "lists of places, often of one")]
+//! The bucket that carries the tensors of one collective through the engine, and its layout.
+#![allow(clippy::single_range_in_vec_init, reason = "lists of ranges, often of one")]
 
 use std::any::Any;
 use std::fmt;
@@ -9,29 +9,29 @@ use std::ptr;
 use burn_ddp::communicator::{DeviceMemory, Memory, Operation, Staged, chunk};
 use burn_ddp::{DType, Error, Result};
 
-use super::Fence;
-use crate::communicator::Span;
+use crate::comm::Span;
+use crate::device_buffer::Fence;
 
-/// Bytes; see the [module](super).
+/// Bytes at whose multiples tensors begin; [`communicator`](crate::communicator) has the reason.
 const ALIGNMENT: usize = 512;
 
-/// Where everything lies, in elements.
+/// The layout of a bucket, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// Of the whole bucket.
-    pub(super) room: usize,
-    /// Where each tensor goes in.
-    pub(super) places: Vec<Range<usize>>,
-    /// Where each result comes out.
+pub(crate) struct Plan {
+    /// Elements of the whole bucket.
+    pub(crate) room: usize,
+    /// The range of each tensor that is sent.
+    pub(crate) places: Vec<Range<usize>>,
+    /// The range of each result.
     results: Vec<Range<usize>>,
-    /// What NCCL is handed: both are offsets.
+    /// The span for NCCL: the offsets `send` and `recv`, and the elements sent.
     send: usize,
     recv: usize,
     count: usize,
 }
 
 impl Plan {
-    pub(super) fn new(
+    pub(crate) fn new(
         operation: Operation,
         counts: &[usize],
         dtype: DType,
@@ -58,7 +58,8 @@ impl Plan {
     }
 }
 
-/// One tensor lies as it is; of several each begins, and the last ends, at a multiple of `step` elements.
+/// The ranges of tensors of `counts` elements, and their end. A single tensor has its own size; of several each begins,
+/// and the last ends, at a multiple of `step` elements.
 fn side_by_side(counts: &[usize], step: usize) -> (Vec<Range<usize>>, usize) {
     if let &[count] = counts {
         return (vec![0..count], count);
@@ -72,7 +73,7 @@ fn side_by_side(counts: &[usize], step: usize) -> (Vec<Range<usize>>, usize) {
     (places.collect(), end)
 }
 
-/// A bucket on its way through the engine.
+/// The tensors of one collective in one piece of device memory.
 pub(crate) struct Bucket {
     plan: Plan,
     address: usize,
@@ -84,7 +85,7 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    pub(super) fn new(
+    pub(crate) fn new(
         plan: Plan,
         address: usize,
         fence: Fence,
@@ -94,12 +95,12 @@ impl Bucket {
         Self { plan, address, fence: Some(fence), kept: Some(kept), dtype, done: false }
     }
 
-    /// Of a `plan` without elements.
-    pub(super) fn empty(plan: Plan) -> Self {
+    /// A bucket of a `plan` without elements.
+    pub(crate) fn empty(plan: Plan) -> Self {
         Self { plan, address: 0, fence: None, kept: None, dtype: DType::U8, done: false }
     }
 
-    /// The only segment of `staged`, with its type.
+    /// Takes the only segment of `staged`, with its type.
     pub(crate) fn take(staged: &mut Staged) -> Result<(DType, Box<Self>)> {
         match (staged.pop(), staged.len()) {
             (Some(segment), 0) => match segment.memory {
@@ -113,12 +114,12 @@ impl Bucket {
         }
     }
 
-    /// Waits until what the bucket holds has been written.
+    /// Waits until the kernels that write the bucket are done.
     pub(crate) fn wait_for_fence(&mut self) -> Result<()> {
         self.fence.take().map_or(Ok(()), Fence::wait)
     }
 
-    /// What NCCL is handed; `None` where there is nothing to do.
+    /// The memory that NCCL is given; `None` if there are no elements.
     pub(crate) fn span(&self) -> Option<Span> {
         let at = |offset: usize| self.address + offset * self.dtype.size();
         self.kept.as_ref().map(|_| Span {
@@ -128,24 +129,25 @@ impl Bucket {
         })
     }
 
-    /// Elements of this rank's tensors, without what lies between them.
+    /// Elements of this rank's tensors, without the gaps between them.
     pub(crate) fn elements(&self) -> usize {
         self.plan.places.iter().map(Range::len).sum()
     }
 
-    /// A number for how the elements are divided into tensors, equal on ranks that divide them alike.
+    /// Hash of the tensors' lengths, equal on ranks that divide the elements alike.
     pub(crate) fn division(&self) -> u64 {
         // FNV-1a, over lengths instead of bytes.
         let mix = |hash: u64, place: &Range<usize>| (hash ^ place.len() as u64).wrapping_mul(0x100_0000_01b3);
         self.plan.places.iter().fold(0xcbf2_9ce4_8422_2325, mix)
     }
 
-    /// From here on the bucket holds results.
+    /// Marks the collective as done: from here on the bucket holds results.
     pub(crate) fn set_done(&mut self) {
         self.done = true;
     }
 
-    pub(super) fn into_results(self) -> (Option<Box<dyn Any + Send>>, Vec<Range<usize>>) {
+    /// The memory, and the ranges of the results in it.
+    pub(crate) fn into_results(self) -> (Option<Box<dyn Any + Send>>, Vec<Range<usize>>) {
         (self.kept, self.plan.results)
     }
 }

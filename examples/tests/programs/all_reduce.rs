@@ -1,8 +1,6 @@
 //! The program `all_reduce`, run as users run it.
 
-mod programs;
-
-use programs::{assert_refused, command, run, stdout};
+use crate::process::{assert_refused, command, run, stdout};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_all_reduce");
 

@@ -10,8 +10,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
-use super::programs::{LIMIT, kill, ranks_of};
 use super::{BATCH, Bench, PROGRAM};
+use crate::process::{LIMIT, kill, ranks_of};
 
 /// More epochs than any test waits for.
 const ENDLESS: &str = "--epochs 1000000 --dropout 0";
@@ -43,7 +43,7 @@ impl Session {
         let terminal = File::from(rustix::fs::open(name, flags, Mode::empty()).unwrap());
         let before = tcgetattr(&terminal).unwrap();
         let stdio = || Stdio::from(terminal.try_clone().unwrap());
-        let mut command = super::command("setsid", "--ctty");
+        let mut command = crate::process::command("setsid", "--ctty");
         command.arg(PROGRAM).args(format!("--batch-size {BATCH} {args}").split_whitespace());
         command.arg("--data").arg(bench.data()).arg("--artifacts").arg(bench.0.path().join("artifacts"));
         command.env("TERM", "xterm").stdin(stdio()).stdout(stdio()).stderr(stdio());
