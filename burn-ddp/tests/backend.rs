@@ -1,7 +1,4 @@
-//! With no process group, `Ddp<B>` is `B` bit for bit.
-
-#[allow(dead_code, reason = "each test binary uses a part of this module")]
-mod training;
+//! Without a process group, `Ddp<B>` computes what `B` computes, bit for bit.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
@@ -15,7 +12,7 @@ use burn_ddp::Ddp;
 use burn_flex::Flex;
 use burn_ndarray::NdArray;
 
-use training::{Trace, exclusive};
+use crate::training::{Trace, exclusive};
 
 /// Compiles only for what `Autodiff` accepts as differentiable.
 const fn differentiable<B: AutodiffBackend>() {}

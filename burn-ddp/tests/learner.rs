@@ -1,6 +1,8 @@
 //! Burn's `SupervisedTraining` on several processes against the same training on one.
 #![cfg(feature = "train")]
 
+#[path = "learner/compile_error.rs"]
+mod compile_error;
 #[path = "learner/decisions.rs"]
 mod decisions;
 #[path = "learner/equal.rs"]

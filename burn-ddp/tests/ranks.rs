@@ -1,5 +1,6 @@
-//! Everything that needs several processes as ranks: one binary, because linking Burn is slow.
+//! The backend, and everything that needs several processes as ranks: one binary, because linking Burn is slow.
 
+mod backend;
 #[cfg(feature = "train")]
 mod data;
 mod equivalence;
@@ -12,6 +13,8 @@ mod regression;
 mod reproducible;
 mod startup;
 mod toy;
+#[allow(dead_code, reason = "each test binary uses a part of this module")]
+mod training;
 
 #[test]
 #[ignore = "not a test: the entry of the processes that tests launch"]

@@ -1,15 +1,13 @@
 //! [`Ddp`], the backend decorator that makes a training loop data parallel.
 //!
 //! Burn is extended by decorating a backend: `Autodiff<B>` adds gradients, `Fusion<B>` adds kernel fusion, and
-//! `Autodiff<Ddp<B>>` adds the place where gradients meet the other processes. A decorator is the right seam because
-//! it is the only one that user code does not notice. Modules, optimizers and training loops are generic over the
-//! backend, so the type alias changes and nothing else does. It stands *inside* `Autodiff` because that is where a
-//! gradient first exists as a plain tensor, before anybody has read it.
+//! `Autodiff<Ddp<B>>` adds the place where gradients are exchanged with the other processes. User code does not notice a
+//! decorator, because modules, optimizers and loops are generic over the backend: only the type alias changes. `Ddp` stands
+//! *inside* `Autodiff`, where a gradient first exists as a plain tensor and nothing has read it yet.
 //!
-//! The decorator has no state and no tensors of its own: its primitives are those of `B`, every operation is `B`'s, and
-//! without a process group a program on `Ddp<B>` computes bit for bit what it computes on `B`. This has two
-//! consequences. A tensor passes between `B` and `Ddp<B>` without a copy. And communication needs no support from
-//! `B`: whatever can hand out its data can be averaged.
+//! The decorator has no state and no tensors of its own: its primitives are those of `B`, and every operation is `B`'s.
+//! Without a process group a program on `Ddp<B>` computes bit for bit what it computes on `B`. So a tensor passes between
+//! `B` and `Ddp<B>` without a copy, and any backend whose data can be read can be used.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -23,10 +21,10 @@
 //! ```
 //!
 //! With the feature `overlap`, `Ddp` also implements Burn's `DistributedBackend`, by which `backward()` announces each
-//! gradient as soon as it is complete. See `hook.rs` for what it accepts and what it refuses.
+//! gradient as soon as it is complete (`hook.rs`).
 //!
-//! Some 420 functions are forwarded here, about half of which have a default body in Burn, and a forgotten one of those
-//! would compile. Hence the lint below: it turns each into an error, now and at the next version of Burn.
+//! About 420 functions are forwarded, half of which have a default body in Burn, so a forgotten one would compile. The lint
+//! below turns each into an error, now and at the next version of Burn.
 #![deny(clippy::missing_trait_methods)]
 
 #[cfg(feature = "overlap")]
@@ -37,10 +35,10 @@ use std::marker::PhantomData;
 
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
 
-/// Adds data-parallel training to the backend `B`.
+/// Backend that adds data-parallel training to the backend `B`.
 ///
-/// Write `Autodiff<Ddp<B>>` where the single-process program says `Autodiff<B>`. The type has no values worth keeping
-/// and no cost: see the [module documentation](self).
+/// Write `Autodiff<Ddp<B>>` where the single-process program has `Autodiff<B>`; the [module documentation](self) has an
+/// example. The type has no state and no cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ddp<B>(PhantomData<B>);
 
@@ -113,8 +111,8 @@ impl<B: Backend> Backend for Ddp<B> {
     }
 }
 
-/// The backends that this crate only passes through are built in no test: their drivers may be absent. What can be
-/// known without them is that they are differentiable when decorated.
+/// Checks at compile time that decorated GPU backends are differentiable. No test runs them, because their drivers may be
+/// absent.
 #[cfg(any(feature = "cuda", feature = "tch"))]
 const _: () = {
     const fn differentiable<B: burn_backend::AutodiffBackend>() {}

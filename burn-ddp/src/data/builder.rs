@@ -1,4 +1,4 @@
-//! Burn's loader builder, with the group in it.
+//! Builder of sharded data loaders: checks the options and computes the rank's share.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use crate::process_group::ProcessGroup;
 
 /// Builds data loaders that give each rank its part of every global batch.
 ///
-/// The methods are those of Burn's `DataLoaderBuilder`; what differs is that
+/// The methods are those of Burn's `DataLoaderBuilder`, with these differences:
 ///
 /// - [`batch_size`](Self::batch_size) counts the items of one micro-step over *all* ranks, so a run on two ranks
-///   takes the same steps as a run on one;
-/// - the order is shuffled anew in each epoch, over the whole data set, and depends on seed and epoch only: each
-///   `iter()` is the next epoch by itself, so all ranks must iterate alike;
-/// - workers make batches ahead in the order in which they are used: any number of them gives the same batches;
-/// - a last, shorter global batch is split as evenly as it goes, and a rank for which nothing is left ends its
-///   iterator one batch earlier ([`Lockstep`](super::Lockstep) keeps the ranks together).
+///   takes the same steps as a run on one.
+/// - The whole data set is shuffled in each epoch, by seed and epoch only. Each `iter()` is the next epoch, so all ranks
+///   must call it equally often.
+/// - Any number of workers gives the same batches in the same order.
+/// - The last, shorter global batch is split as evenly as possible. A rank without an item in it ends its iterator one
+///   batch earlier; [`Lockstep`](super::Lockstep) keeps the ranks together.
 ///
 /// ```
 /// use burn::data::dataloader::batcher::Batcher;
@@ -70,9 +70,8 @@ pub struct DataLoaderBuilder<B: Backend, I, O> {
 }
 
 impl<B: Backend, I: 'static, O: Send + 'static> DataLoaderBuilder<B, I, O> {
-    /// A builder of loaders for the ranks of `group`, whose batches are made on the group's device. `B` is the
-    /// backend of the batches: `Autodiff<Ddp<Flex>>` for training and `Ddp<Flex>` for validation, both with a group
-    /// of `Ddp<Flex>`.
+    /// Creates a builder for the ranks of `group`, whose batches are made on the group's device. `B` is the backend of the
+    /// batches: `Autodiff<Ddp<Flex>>` for training and `Ddp<Flex>` for validation, both with a group of `Ddp<Flex>`.
     pub fn new<Bt, G>(batcher: Bt, group: &ProcessGroup<G>) -> Self
     where
         Bt: Batcher<B, I, O> + 'static,
@@ -107,56 +106,56 @@ impl<B: Backend, I: 'static, O: Send + 'static> DataLoaderBuilder<B, I, O> {
         }
     }
 
-    /// Items of one micro-step over all ranks. The first ranks have one more where it does not divide; with fewer
-    /// items than ranks the last ranks have none.
+    /// Sets the number of items of one micro-step over all ranks; required. If the world size does not divide it, the first
+    /// ranks have one item more; with fewer items than ranks, the last ranks have none.
     pub fn batch_size(self, batch_size: usize) -> Self {
         Self { batch_size: Some(batch_size), ..self }
     }
 
-    /// Shuffles the data set anew in each epoch, the same on all ranks. Without it items come in their own order.
+    /// Shuffles the data set in each epoch, equally on all ranks. By default the items keep their order.
     pub fn shuffle(self, seed: u64) -> Self {
         Self { seed: Some(seed), ..self }
     }
 
-    /// The epoch of the first `iter()`, from 0; for a loop of your own that goes on after a checkpoint.
+    /// Sets the epoch of the first `iter()`, counted from 0 (default), for a loop of your own that resumes.
     pub fn first_epoch(self, epoch: usize) -> Self {
         Self { first_epoch: epoch, ..self }
     }
 
-    /// Threads that make batches ahead, about two each; 0 makes each batch when it is asked for.
+    /// Sets the number of threads that make batches in advance, two each; with 0 (default) `next()` makes the batch.
     pub fn num_workers(self, num_workers: usize) -> Self {
         Self { workers: num_workers, ..self }
     }
 
-    /// Makes the batches on another device than the group's.
+    /// Makes the batches on `device`; default the group's device.
     pub fn set_device(self, device: B::Device) -> Self {
         Self { device, ..self }
     }
 
     /// Leaves out the items that do not fill the last window of [`accumulation`](Self::accumulation) global batches.
-    /// With [`shuffle`](Self::shuffle) other items are left out in each epoch.
+    /// With [`shuffle`](Self::shuffle), different items are left out in each epoch.
     pub fn drop_last(self) -> Self {
         Self { drop_last: true, ..self }
     }
 
-    /// Fills the last window of [`accumulation`](Self::accumulation) global batches with items from the front of
-    /// the epoch's order, which are then used more than once. Never for validation: duplicates are counted.
+    /// Fills the last window of [`accumulation`](Self::accumulation) global batches with the first items of the epoch's
+    /// order, which are then used more than once. Do not use it for validation, because metrics count the duplicates.
     pub fn pad(self) -> Self {
         Self { pad: true, ..self }
     }
 
-    /// Micro-steps of an optimizer step (1), which [`drop_last`](Self::drop_last) and [`pad`](Self::pad) keep whole.
+    /// Sets the micro-steps of an optimizer step (default 1), which [`drop_last`](Self::drop_last) and [`pad`](Self::pad)
+    /// keep whole.
     pub fn accumulation(self, micro_steps: usize) -> Self {
         Self { accumulation: micro_steps, ..self }
     }
 
-    /// Builds the loader; all ranks build theirs with the same options and over the same data set.
+    /// Builds the loader; all ranks build it with the same options and over the same data set.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::error::ErrorKind::Config) without a batch size, with a batch size or
-    /// accumulation of 0, with both [`drop_last`](Self::drop_last) and [`pad`](Self::pad), and for a data set
-    /// without items or of which [`drop_last`](Self::drop_last) leaves none: an epoch of no steps is more likely
-    /// a wrong path than a wish.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) without a batch size, with a batch size or accumulation of 0, with
+    /// both [`drop_last`](Self::drop_last) and [`pad`](Self::pad), and for an epoch without items, whose cause is more likely
+    /// a wrong path than intent.
     pub fn build<D: Dataset<I> + 'static>(self, dataset: D) -> Result<Arc<dyn DataLoader<B, O>>> {
         let items = dataset.len();
         let (batch, window, tail) = self.check(items)?;
@@ -172,6 +171,7 @@ impl<B: Backend, I: 'static, O: Send + 'static> DataLoaderBuilder<B, I, O> {
         Ok(sharded_loader(source, Arc::new(state), &self.shards))
     }
 
+    /// Returns items of a global batch, items of a window, and the treatment of the last items.
     fn check(&self, items: usize) -> Result<(usize, usize, Tail)> {
         let batch = match self.batch_size {
             Some(0) => Err("batch_size is 0: give the items of one micro-step over all ranks".into()),
@@ -215,6 +215,7 @@ impl<B: Backend, I: 'static, O: Send + 'static> DataLoaderBuilder<B, I, O> {
         Ok((batch, window, tail))
     }
 
+    /// Describes the options that must be equal on all ranks.
     fn fingerprint(&self, items: usize, batch: usize, tail: Tail) -> String {
         let order = match self.seed {
             Some(seed) => format!("shuffled with seed {seed}"),

@@ -1,4 +1,4 @@
-//! The loader that the builder makes: this rank's part of every global batch.
+//! Loader of this rank's share of every global batch.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use burn::tensor::backend::Backend;
 
 use super::order::Share;
 use super::shards::{Marker, ShardState, Shards};
-use super::workers::{Batches, Failure, Make, guarded};
+use super::workers::{Batches, Failure, MakeBatch, guard};
 
-/// What a loader makes its batches of.
+/// Data set, batcher and share of a loader.
 pub(super) struct Source<B: Backend, I, O> {
     pub(super) dataset: Arc<dyn Dataset<I>>,
     pub(super) batcher: Arc<dyn Batcher<B, I, O>>,
@@ -38,7 +38,7 @@ struct ShardedLoader<B: Backend, I, O> {
     shards: Arc<Shards>,
 }
 
-/// A loader, entered in `shards` with what it shares with others.
+/// Creates a loader and registers it in `shards` with `state`.
 pub(super) fn sharded_loader<B: Backend, I: 'static, O: Send + 'static>(
     source: Source<B, I, O>,
     state: Arc<ShardState>,
@@ -46,7 +46,7 @@ pub(super) fn sharded_loader<B: Backend, I: 'static, O: Send + 'static>(
 ) -> Arc<dyn DataLoader<B, O>> {
     let marker = Arc::new(Marker(state));
     let loader = Arc::new(ShardedLoader { source, marker: marker.clone(), shards: shards.clone() });
-    shards.enter(&loader, &marker);
+    shards.register(&loader, &marker);
     loader
 }
 
@@ -54,8 +54,8 @@ impl<B: Backend, I: 'static, O: Send + 'static> DataLoader<B, O> for ShardedLoad
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
         let state = &self.marker.0;
         let share = self.source.share.clone();
-        let steps = share.steps(state.places());
-        let make = maker(self.source.clone(), state.begin_epoch());
+        let steps = share.steps(state.makes_placeholders());
+        let make = batch_maker(self.source.clone(), state.begin_epoch());
         let batches = Batches::new(make, steps, self.source.workers);
         Box::new(ShardIterator { batches, share, processed: 0 })
     }
@@ -69,37 +69,39 @@ impl<B: Backend, I: 'static, O: Send + 'static> DataLoader<B, O> for ShardedLoad
         sharded_loader(source, self.marker.0.clone(), &self.shards)
     }
 
-    /// A part of this rank's own items, counted in the order of each epoch. It counts epochs by itself, so that
+    /// A part of this rank's own items, by position in the order of each epoch. It counts epochs separately, so that
     /// the slices of one loader, each iterated once an epoch, stay disjoint.
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, O>> {
         let source = Source { share: self.source.share.slice(start..end), ..self.source.clone() };
         let state = &self.marker.0;
-        let print = format!("items {start}..{end} of a rank's share of {}", state.fingerprint());
-        let state = ShardState::new(print, false, state.next_epoch());
+        let fingerprint = format!("items {start}..{end} of a rank's share of {}", state.fingerprint());
+        let state = ShardState::new(fingerprint, false, state.next_epoch());
         sharded_loader(source, Arc::new(state), &self.shards)
     }
 }
 
-fn maker<B: Backend, I: 'static, O: Send + 'static>(source: Source<B, I, O>, epoch: usize) -> Arc<Make<O>> {
+/// Returns the function that makes the batch of a step in `epoch`.
+fn batch_maker<B: Backend, I: 'static, O: Send + 'static>(
+    source: Source<B, I, O>,
+    epoch: usize,
+) -> Arc<MakeBatch<O>> {
     let order = source.share.epoch(epoch);
     Arc::new(move |step| {
         let Source { dataset, batcher, device, share, .. } = &source;
         let item = |index: usize| {
-            let found = guarded(
-                || format!("Dataset::get of item {index} of {}", share.items),
-                || dataset.get(index),
-            )?;
+            let found =
+                guard(|| format!("Dataset::get of item {index} of {}", share.items), || dataset.get(index))?;
             let none = || format!("Dataset::get returned None for item {index} of {}", share.items);
-            found.ok_or_else(|| Failure::broken(none()))
+            found.ok_or_else(|| Failure::new(none()))
         };
         let indices = order.indices(step);
         let items = indices.iter().map(|index| item(*index)).collect::<Result<Vec<_>, _>>()?;
         let place = || format!("Batcher::batch of batch {step}, items {}", list(&indices));
-        guarded(place, || batcher.batch(items, device))
+        guard(place, || batcher.batch(items, device))
     })
 }
 
-/// The first of the indices: enough to find the rest.
+/// Formats the first indices, which identify the batch.
 fn list(indices: &[usize]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<_> = indices.iter().take(SHOWN).map(usize::to_string).collect();

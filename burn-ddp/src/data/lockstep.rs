@@ -1,9 +1,17 @@
-//! Ranks that walk their data in step, whatever length it has.
+//! Iteration in step on all ranks, over data of any length.
 //!
-//! A rank that runs out of data and leaves its loop lets the others wait for ever in the next reduction, and no
-//! loader can prevent that: streams have no length, filters drop batches, a batch fails. So before each turn the
-//! ranks tell each other what they hold. Looking one batch ahead makes the last turn known while it is under way,
-//! in time for the flush of an accumulation window.
+//! A rank that runs out of data and leaves its loop lets the others wait for ever in the next reduction. No loader can
+//! prevent that: streams have no length, filters drop batches, a batch fails. So the ranks exchange a [`Report`] before
+//! each round, in which each rank has at most one batch:
+//!
+//! ```text
+//! iterator -> `following` (one batch ahead) -> current batch
+//! all ranks: { has current, has following, items, progress, stop } --all_gather--> the same decision on all ranks
+//!   no rank has a current batch (Truncate: some rank has none)     -> None, the end
+//!   no rank has a following batch, or some rank requests a stop    -> the last round
+//! ```
+//!
+//! The batch ahead makes the last round known as such in time to flush an incomplete accumulation window.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,21 +24,20 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 use crate::rank::Rank;
 
-/// What happens when some ranks have more batches than others.
+/// Treatment of ranks that have more batches than others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Uneven {
-    /// All data are used: ranks that have run out go on without a batch, joining each reduction with
+    /// All data are used: ranks that have run out continue without a batch and take part in each reduction with
     /// [`MicroStep::empty`](crate::MicroStep::empty). Weigh micro-steps by their items.
     #[default]
     Join,
-    /// All ranks end with the first that runs out; what others hold is left.
+    /// All ranks end with the first that runs out; the remaining data of the others are not used.
     Truncate,
 }
 
-/// Keeps all ranks at the same batch of their iterators.
+/// Iterator over the batches of this rank that takes the same number of rounds on all ranks.
 ///
-/// Each call of [`Lockstep::next`] is one small collective (none in a world of one) that all ranks make, so they
-/// take the same number of turns:
+/// Each call of [`Lockstep::next`] is one small collective (none in a world of one), which all ranks call:
 ///
 /// ```
 /// use burn::data::dataloader::DataLoader;
@@ -49,12 +56,12 @@ pub enum Uneven {
 /// # let mut optimizer = SgdConfig::new().init();
 /// for epoch in 0..10 {
 ///     let mut lockstep = Lockstep::new(loader.iter(), &group, Uneven::Join);
-///     while let Some(turn) = lockstep.next(false)? {
-///         let micro_step = match turn.batch {
+///     while let Some(round) = lockstep.next(false)? {
+///         let micro_step = match round.batch {
 ///             Some(batch) => {
 ///                 let loss = model.forward(batch).mean();
 ///                 let grads = GradientsParams::from_grads(loss.backward(), &model);
-///                 MicroStep::new(grads).with_loss(loss).with_weight(turn.items as f64)
+///                 MicroStep::new(grads).with_loss(loss).with_weight(round.items as f64)
 ///             }
 ///             None => MicroStep::empty(),
 ///         };
@@ -66,25 +73,25 @@ pub enum Uneven {
 /// # }
 /// ```
 ///
-/// It holds one batch more than it has handed out.
+/// It holds one batch more than it has returned.
 pub struct Lockstep<'a, G: Backend, O> {
     iterator: Box<dyn DataLoaderIterator<O> + 'a>,
     group: ProcessGroup<G>,
     uneven: Uneven,
-    /// Whether a batch is taken ahead.
-    ahead: bool,
-    /// Whether a batch without items is a placeholder, and not one of an iterator that does not count.
+    /// True if one batch is taken ahead of the current round.
+    lookahead: bool,
+    /// True if a batch without items is a placeholder, and false if its iterator does not count items.
     placeholders: bool,
-    /// The batch after the turn that was handed out; before the first turn nothing is held.
+    /// The batch after the current round; `None` before the first round.
     following: Option<Held<O>>,
-    begun: bool,
+    started: bool,
     /// The iterator has ended.
-    dry: bool,
-    over: bool,
+    exhausted: bool,
+    /// All ranks have agreed that no round follows.
+    finished: bool,
     failed: Option<Error>,
-    /// What is behind a panic with this message, where somebody knows.
-    explain: Box<Explain<'a>>,
-    /// This rank's progress up to the turn that was handed out.
+    cause_of_panic: Box<CauseOfPanic<'a>>,
+    /// Processed and total items of this rank up to the current round.
     progress: (usize, usize),
 }
 
@@ -95,28 +102,28 @@ struct Held<O> {
     progress: (usize, usize),
 }
 
-/// From the message of a panic to what is behind it.
-type Explain<'a> = dyn Fn(&str) -> Option<String> + 'a;
+/// Function from the message of a panic to its cause on another thread, if known.
+type CauseOfPanic<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// What all ranks do next.
+/// One round of [`Lockstep`]: a micro-step of all ranks.
 #[derive(Debug)]
-pub struct Turn<O> {
-    /// This rank's batch; `None` when it has run out and others have not.
+pub struct Round<O> {
+    /// This rank's batch; `None` if it has run out and others have not.
     pub batch: Option<O>,
-    /// Items of this rank's batch by the count of its loader, the weight of its micro-step: 0 without a batch and
-    /// for a placeholder. Batches of an iterator that never counts are one item each.
+    /// Number of items of this rank's batch as its loader counts them, which is the weight of its micro-step: 0 without a
+    /// batch and for a placeholder, 1 for each batch of an iterator that does not count.
     pub items: usize,
-    /// Items of all ranks' batches.
+    /// Number of items of all ranks' batches.
     pub items_all: usize,
-    /// Whether this is the last turn, on all ranks.
+    /// True in the last round, on all ranks.
     pub last: bool,
-    /// Whether some rank asked to stop; the turn is the last one then.
+    /// True if some rank requested a stop, which makes the round the last one.
     pub stop: bool,
-    /// Items of all ranks up to and with this turn, and in total as far as loaders know.
+    /// Items of all ranks up to and including this round, and in total as far as the loaders know.
     pub progress: Progress,
 }
 
-/// What a rank tells the others before each turn.
+/// Message of a rank to all others before each round.
 #[derive(Serialize, Deserialize)]
 struct Report {
     uneven: Uneven,
@@ -129,7 +136,7 @@ struct Report {
 }
 
 impl<'a, G: Backend, O> Lockstep<'a, G, O> {
-    /// Walks `iterator` in step with those of the other ranks of `group`, which may be of any length.
+    /// Iterates over `iterator` in step with the other ranks of `group`, whose iterators may have any length.
     pub fn new(
         iterator: Box<dyn DataLoaderIterator<O> + 'a>,
         group: &ProcessGroup<G>,
@@ -139,57 +146,59 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
             iterator,
             group: group.clone(),
             uneven,
-            ahead: true,
-            placeholders: group.ranks().attached::<Shards>().any_places(),
+            lookahead: true,
+            placeholders: group.ranks().attached::<Shards>().any_makes_placeholders(),
             following: None,
-            begun: false,
-            dry: false,
-            over: false,
+            started: false,
+            exhausted: false,
+            finished: false,
             failed: None,
-            explain: Box::new(|_| None),
+            cause_of_panic: Box::new(|_| None),
             progress: (0, 0),
         }
     }
 
-    /// Asks `explain` what is behind a panic of the iterator: threads of Burn's loaders keep the cause of theirs.
-    pub(crate) fn explained_by(self, explain: impl Fn(&str) -> Option<String> + 'a) -> Self {
-        Self { explain: Box::new(explain), ..self }
+    /// Adds the cause that `cause` finds to the error of a panic: the panic of an iterator lacks that of its threads.
+    pub(crate) fn with_cause_of_panics(self, cause: impl Fn(&str) -> Option<String> + 'a) -> Self {
+        Self { cause_of_panic: Box::new(cause), ..self }
     }
 
-    /// In a world of one takes no batch ahead, so that batches and steps draw from a common random stream in the
-    /// order of the plain loop. The last turn then is not known as such.
+    /// Takes no batch ahead in a world of one, so that batches and steps draw from a common random stream in the order of
+    /// the plain loop. The last round is then not known as such.
     pub(crate) fn without_looking_ahead(self) -> Self {
-        Self { ahead: self.group.world_size() > 1, ..self }
+        Self { lookahead: self.group.world_size() > 1, ..self }
     }
 
-    /// The next turn, the same on all ranks, or `None` on all ranks when there is none. With `stop` on any rank the
-    /// turn that comes back is the last one. All ranks must call it.
+    /// Returns the next round on all ranks, or `None` on all ranks; all ranks must call it. If any rank passes `stop`, the
+    /// returned round is the last one.
     ///
     /// # Errors
-    /// [`ErrorKind::Program`] when the iterator panics, with its message, or ends before the total that its
-    /// [`progress`](DataLoaderIterator::progress) states (which is what Burn's loaders do when `Dataset::get`
-    /// returns `None` below `len()`); the other ranks get it as the failure of this one. Any error of the group.
-    pub fn next(&mut self, stop: bool) -> Result<Option<Turn<O>>> {
+    /// - [`ErrorKind::Program`] if the iterator panics, with its message, or ends before the total of its
+    ///   [`progress`](DataLoaderIterator::progress), as Burn's loaders do if `Dataset::get` returns `None` below `len()`; the
+    ///   other ranks get it as the failure of this one;
+    /// - [`ErrorKind::Mismatch`] if ranks were given different [`Uneven`];
+    /// - any error of the group.
+    pub fn next(&mut self, stop: bool) -> Result<Option<Round<O>>> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        self.turn(stop).inspect_err(|error| {
+        self.next_round(stop).inspect_err(|error| {
             self.group.fail(error);
             self.failed = Some(error.clone());
         })
     }
 
-    fn turn(&mut self, stop: bool) -> Result<Option<Turn<O>>> {
-        if self.over {
+    fn next_round(&mut self, stop: bool) -> Result<Option<Round<O>>> {
+        if self.finished {
             return Ok(None);
         }
-        if !self.ahead || !self.begun {
-            self.begun = true;
-            self.following = self.take()?;
+        if !self.lookahead || !self.started {
+            self.started = true;
+            self.following = self.take_batch()?;
         }
         let current = self.following.take();
-        if self.ahead {
-            self.following = self.take()?;
+        if self.lookahead {
+            self.following = self.take_batch()?;
         }
         self.progress = current.as_ref().map_or(self.progress, |held| held.progress);
         let items = current.as_ref().map_or(0, |held| held.items);
@@ -208,25 +217,25 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
             Uneven::Truncate => reports.iter().all(has),
         };
         let stop = reports.iter().any(|report| report.stop);
-        self.over = stop || (self.ahead && !agreed(|report| report.following));
+        self.finished = stop || (self.lookahead && !agreed(|report| report.following));
         if !agreed(|report| report.current) {
-            self.over = true;
+            self.finished = true;
             return Ok(None);
         }
         let sum = |value: fn(&Report) -> usize| reports.iter().map(value).sum();
-        Ok(Some(Turn {
+        Ok(Some(Round {
             batch: current.map(|held| held.batch),
             items,
             items_all: sum(|report| report.items),
-            last: self.over,
+            last: self.finished,
             stop,
             progress: Progress::new(sum(|report| report.processed), sum(|report| report.total)),
         }))
     }
 
     /// Takes the next batch from the iterator.
-    fn take(&mut self) -> Result<Option<Held<O>>> {
-        if self.dry {
+    fn take_batch(&mut self) -> Result<Option<Held<O>>> {
+        if self.exhausted {
             return Ok(None);
         }
         let iterator = &mut self.iterator;
@@ -238,14 +247,14 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
         let rank = self.group.rank();
         let (before, batch, progress) = taken.map_err(|payload| {
             let error = Error::panicked(format!("the data loader of {rank}"), &*payload);
-            match (self.explain)(&error.to_string()) {
+            match (self.cause_of_panic)(&error.to_string()) {
                 Some(cause) => Error::new(error.kind(), format!("{error}: {cause}")),
                 None => error,
             }
         })?;
         let (processed, total) = (progress.items_processed, progress.items_total);
         let Some(batch) = batch else {
-            self.dry = true;
+            self.exhausted = true;
             return match total > processed {
                 false => Ok(None),
                 true => Err(Error::new(

@@ -1,8 +1,14 @@
-//! Which rank draws which item in which micro-step: arithmetic alone.
+//! Arithmetic of the items that a rank takes in each micro-step.
 //!
-//! The order of an epoch is that of the whole data set and depends on seed and epoch only; the world size decides
-//! no more than where each global batch is cut. That is what makes N processes see the global batches of one, and
-//! it is why the shuffle is written out here: a permutation that came from a library would change with its version.
+//! ```text
+//! draw       0 1 2 3 4 5 6 7 8 9 10     position in the epoch's order; the order maps it to an index in the data set
+//! step       0         1         2      global batches of 5
+//! rank 0     x x x     x x x     x      `positions`: 0 1 2 | 3 4 5 | 6, this rank's own items
+//! rank 1           x x       x x
+//! ```
+//!
+//! The order depends on seed and epoch only, and the world size only decides where each global batch is cut. The shuffle is
+//! written out here because a library's permutation may change with its version.
 
 use std::ops::Range;
 
@@ -11,35 +17,35 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::collective::chunk;
 
-/// What happens to items that do not fill the last global batch (with accumulation: the last window).
+/// Treatment of the items that do not fill the last global batch (with accumulation: the last window).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tail {
-    /// They are a shorter global batch.
+    /// The items are a shorter global batch.
     Split,
-    /// They are left out of this epoch.
+    /// The items are left out of this epoch.
     Drop,
-    /// Items from the front of the epoch's order fill it up.
+    /// The first items of the epoch's order fill the batch.
     Pad,
 }
 
-/// One rank's part of every epoch.
+/// One rank's share of every epoch.
 #[derive(Clone, Debug)]
 pub(super) struct Share {
-    /// Length of the data set.
+    /// Number of items of the data set.
     pub(super) items: usize,
-    /// Items of a global batch.
+    /// Number of items of a global batch.
     batch: usize,
-    /// Items that all ranks draw in an epoch.
+    /// Number of items that all ranks take in an epoch.
     draws: usize,
     seed: Option<u64>,
     rank: usize,
     world: usize,
-    /// The part of this rank's own items that is used, counted in its order; for slices of a loader.
+    /// Positions of this rank's own items that are used; fewer than all in a slice of a loader.
     used: Range<usize>,
 }
 
 impl Share {
-    /// `window` is the number of items that the tail policies complete or leave out: batch times accumulation.
+    /// Creates the share of `rank`. `window` (batch times accumulation) is the number of items that `tail` keeps whole.
     pub(super) fn new(
         items: usize,
         batch: usize,
@@ -58,13 +64,13 @@ impl Share {
         share
     }
 
-    /// The items `part` of this share, counted in this rank's order.
+    /// Restricts the share to the positions `part`.
     pub(super) fn slice(&self, part: Range<usize>) -> Self {
         let at = |position: usize| self.used.start.saturating_add(position).min(self.used.end);
         Self { used: at(part.start)..at(part.end).max(at(part.start)), ..self.clone() }
     }
 
-    /// Items that this rank draws in an epoch.
+    /// Number of items that this rank takes in an epoch.
     pub(super) fn own(&self) -> usize {
         self.used.len()
     }
@@ -74,16 +80,17 @@ impl Share {
         full * self.full_piece() + self.piece_of(self.draws % self.batch).len()
     }
 
-    /// This rank's part of a global batch of `length` items.
+    /// This rank's range of a global batch of `length` items.
     fn piece_of(&self, length: usize) -> Range<usize> {
         chunk(length, self.world, self.rank)
     }
 
+    /// Number of this rank's items in a full global batch.
     fn full_piece(&self) -> usize {
         self.piece_of(self.batch).len()
     }
 
-    /// The global batches in which this rank makes a batch; with `placeholders` all of them.
+    /// Global batches in which this rank makes a batch; with `placeholders` all of them.
     pub(super) fn steps(&self, placeholders: bool) -> Range<usize> {
         match self.full_piece() {
             _ if placeholders => 0..self.draws.div_ceil(self.batch),
@@ -92,11 +99,12 @@ impl Share {
         }
     }
 
-    /// How many of this rank's own items the global batch `step` holds.
+    /// Number of this rank's own items in the global batch `step`.
     pub(super) fn count(&self, step: usize) -> usize {
         self.positions(step).len()
     }
 
+    /// Positions of this rank's own items in the global batch `step`.
     fn positions(&self, step: usize) -> Range<usize> {
         let start = step * self.full_piece();
         let end = start + self.full_piece();
@@ -104,21 +112,21 @@ impl Share {
         start..end.clamp(start, self.used.end)
     }
 
-    /// The order of an epoch.
-    pub(super) fn epoch(&self, epoch: usize) -> Epoch {
-        Epoch { share: self.clone(), order: self.seed.map(|seed| permutation(self.items, seed, epoch)) }
+    /// Computes the order of an epoch.
+    pub(super) fn epoch(&self, epoch: usize) -> EpochOrder {
+        EpochOrder { share: self.clone(), order: self.seed.map(|seed| permutation(self.items, seed, epoch)) }
     }
 }
 
-/// One rank's items in one epoch.
-pub(super) struct Epoch {
+/// Order of the data set in one epoch, and one rank's share of it.
+pub(super) struct EpochOrder {
     share: Share,
     order: Option<Vec<usize>>,
 }
 
-impl Epoch {
-    /// Indices in the data set of what this rank makes a batch of in the global batch `step`. Where it has no item
-    /// of its own this is the first of the global batch, for a placeholder.
+impl EpochOrder {
+    /// Indices in the data set of this rank's items in the global batch `step`. If it has none, the first item of the
+    /// global batch, for a placeholder.
     pub(super) fn indices(&self, step: usize) -> Vec<usize> {
         let share = &self.share;
         let first = step * share.batch;
@@ -137,7 +145,7 @@ impl Epoch {
     }
 }
 
-/// `0..length` shuffled by seed and epoch.
+/// Shuffles `0..length` by seed and epoch.
 fn permutation(length: usize, seed: u64, epoch: usize) -> Vec<usize> {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -150,7 +158,7 @@ fn permutation(length: usize, seed: u64, epoch: usize) -> Vec<usize> {
     order
 }
 
-/// A number below `bound`, each as likely as any other: draws above the last multiple of `bound` are repeated.
+/// Draws a number below `bound` with equal probabilities: values above the last multiple of `bound` are drawn again.
 fn below(random: &mut ChaCha8Rng, bound: u64) -> u64 {
     let beyond = (u64::MAX % bound + 1) % bound;
     loop {
@@ -169,7 +177,7 @@ mod tests {
         Share::new(items, batch, batch, tail, Some(1), (rank, world))
     }
 
-    /// The global batches of an epoch: what all ranks hold of each step, in rank order.
+    /// Global batches of an epoch: the items of all ranks in each step, in rank order.
     fn global(shares: &[Share], epoch: usize) -> Vec<Vec<usize>> {
         let steps = shares.iter().map(|share| share.steps(false).end).max().unwrap_or(0);
         let epochs: Vec<_> = shares.iter().map(|share| share.epoch(epoch)).collect();
@@ -185,7 +193,7 @@ mod tests {
         (0..steps).map(own).collect()
     }
 
-    /// A change here changes the order of every run that is resumed. The values are those of another
+    /// A change of these values changes the order of every run that is resumed. They were computed by another
     /// implementation of ChaCha8.
     #[test]
     fn the_shuffle_is_this_one() {

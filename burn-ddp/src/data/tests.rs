@@ -1,4 +1,4 @@
-//! Loaders as their users see them; ranks are loaders of one test.
+//! Tests of loaders as users build them; the ranks of most tests are several loaders in one thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use burn_ddp_comm::store::MemoryStore;
 type B = crate::Ddp<Flex>;
 type Loader = Arc<dyn DataLoader<B, Vec<usize>>>;
 
-/// The numbers below a length; some are missing, some are bad.
+/// The numbers below `len`; `get` returns `None` for the missing one and panics for the bad one.
 struct Numbers {
     len: usize,
     missing: Option<usize>,
@@ -130,7 +130,7 @@ fn slices_are_disjoint_in_every_epoch() {
     }
 }
 
-/// What comes out of a loader before it panics, and the message.
+/// Number of batches of a loader before it panics, and the message.
 fn until_panic(loader: &Loader) -> (usize, String) {
     let mut iterator = loader.iter();
     let mut count = 0;
@@ -249,15 +249,15 @@ fn placeholders_keep_all_ranks_busy_and_count_nothing() {
         let state = sharded(&loader, &group, "training")?;
         state.inspect(|state| state.set_placeholders(true));
         let mut lockstep = Lockstep::new(loader.iter(), &group, Uneven::Join);
-        let mut turns = Vec::new();
-        while let Some(turn) = lockstep.next(false)? {
-            turns.push((turn.batch.map(|batch| batch.len()), turn.items, turn.items_all, turn.last));
+        let mut rounds = Vec::new();
+        while let Some(round) = lockstep.next(false)? {
+            rounds.push((round.batch.map(|batch| batch.len()), round.items, round.items_all, round.last));
         }
-        Ok(turns)
+        Ok(rounds)
     });
-    for (rank, turns) in ranks.into_iter().enumerate() {
+    for (rank, rounds) in ranks.into_iter().enumerate() {
         let mine = |all: usize, last| (Some(1), usize::from(rank < all), all, last);
-        assert_eq!(turns.expect("an epoch"), [mine(2, false), mine(2, false), mine(1, true)]);
+        assert_eq!(rounds.expect("an epoch"), [mine(2, false), mine(2, false), mine(1, true)]);
     }
 }
 

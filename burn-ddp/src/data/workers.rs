@@ -1,9 +1,12 @@
-//! Batches made ahead of time by threads, in the order in which they are used.
+//! Batches that threads make in advance, in the order of their steps.
 //!
-//! Worker j of n makes the batches j, j + n, ... and hands them over through a channel of its own, so that the
-//! order is that of the arithmetic and not of who was faster. Iterators have no way to return an error: what goes
-//! wrong in the user's data set or batcher is carried to the thread that asks for the batch and ends it there, as
-//! a panic with the cause.
+//! ```text
+//! worker 0:  batches 0, n, 2n, ..      --channel 0--.
+//! worker 1:  batches 1, n + 1, ..      --channel 1--+-->  next(): batch s from channel s % n
+//! ```
+//!
+//! The order does not depend on the speed of the threads. An iterator cannot return an error, so a panic in the user's
+//! data set or batcher travels through the channel as a [`Failure`], and `next()` panics with its cause.
 
 use std::any::Any;
 use std::ops::Range;
@@ -14,56 +17,55 @@ use std::thread::{self, JoinHandle};
 
 use crate::error::panic_text;
 
-/// Batches that a worker makes ahead of the one that is asked for.
-const AHEAD: usize = 2;
+/// Capacity of a worker's channel, in batches.
+const CAPACITY: usize = 2;
 
-/// Makes the batch of a step.
-pub(super) type Make<O> = dyn Fn(usize) -> Result<O, Failure> + Send + Sync;
+/// Function that makes the batch of a step.
+pub(super) type MakeBatch<O> = dyn Fn(usize) -> Result<O, Failure> + Send + Sync;
 
-/// Why a batch could not be made.
+/// Error of a batch that could not be made.
 pub(super) struct Failure {
     text: String,
-    /// Whether the panic hook has already shown it.
+    /// True if the panic hook has printed it already.
     shown: bool,
 }
 
 impl Failure {
-    /// What the user's code did that it must not do.
-    pub(super) fn broken(text: String) -> Self {
+    pub(super) fn new(text: String) -> Self {
         Self { text, shown: false }
     }
 
-    fn panicked(place: &str, payload: &(dyn Any + Send)) -> Self {
+    fn from_panic(place: &str, payload: &(dyn Any + Send)) -> Self {
         Self { text: format!("{} (in {place})", panic_text(payload)), shown: true }
     }
 
-    /// Panics on the calling thread; the hook shows it unless it already has.
+    /// Panics on the calling thread, through the hook unless it has printed the panic already.
     fn raise(self) -> ! {
         if self.shown { resume_unwind(Box::new(self.text)) } else { panic_any(self.text) }
     }
 }
 
-/// Runs the user's `code`; `place` names it if it panics.
-pub(super) fn guarded<T>(place: impl FnOnce() -> String, code: impl FnOnce() -> T) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(code)).map_err(|payload| Failure::panicked(&place(), &*payload))
+/// Runs the user's `code` and turns its panic into a failure that names the `place`.
+pub(super) fn guard<T>(place: impl FnOnce() -> String, code: impl FnOnce() -> T) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(code)).map_err(|payload| Failure::from_panic(&place(), &*payload))
 }
 
-/// The batches of consecutive steps.
+/// Batches of consecutive steps.
 pub(super) struct Batches<O> {
-    make: Arc<Make<O>>,
+    make: Arc<MakeBatch<O>>,
     first: usize,
     steps: Range<usize>,
-    /// Without any, batches are made when they are asked for.
+    /// Without workers, `next` makes the batch itself.
     workers: Vec<Worker<O>>,
 }
 
 struct Worker<O> {
-    made: Receiver<Result<O, Failure>>,
+    batches: Receiver<Result<O, Failure>>,
     thread: JoinHandle<()>,
 }
 
 impl<O: Send + 'static> Batches<O> {
-    pub(super) fn new(make: Arc<Make<O>>, steps: Range<usize>, workers: usize) -> Self {
+    pub(super) fn new(make: Arc<MakeBatch<O>>, steps: Range<usize>, workers: usize) -> Self {
         let mut batches = Self { make, first: steps.start, steps, workers: Vec::new() };
         let count = workers.min(batches.steps.len());
         for index in 0..count {
@@ -82,36 +84,40 @@ impl<O: Send + 'static> Batches<O> {
     }
 
     fn start(&self, index: usize, count: usize) -> std::io::Result<Worker<O>> {
-        let (hand_over, made) = sync_channel(AHEAD);
+        let (sender, batches) = sync_channel(CAPACITY);
         let (make, steps) = (self.make.clone(), self.steps.clone().skip(index).step_by(count));
-        let work = move || run(steps, &*make, &hand_over);
+        let work = move || make_batches(steps, &*make, &sender);
         let thread = thread::Builder::new().name(format!("data-{index}")).spawn(work)?;
-        Ok(Worker { made, thread })
+        Ok(Worker { batches, thread })
     }
 }
 
-fn run<O>(steps: impl Iterator<Item = usize>, make: &Make<O>, hand_over: &SyncSender<Result<O, Failure>>) {
+fn make_batches<O>(
+    steps: impl Iterator<Item = usize>,
+    make: &MakeBatch<O>,
+    sender: &SyncSender<Result<O, Failure>>,
+) {
     for step in steps {
         let batch = make(step);
         let failed = batch.is_err();
-        // Nobody listens any more when the iterator is dropped before its end.
-        if hand_over.send(batch).is_err() || failed {
+        // The receiver is gone if the iterator was dropped before its end.
+        if sender.send(batch).is_err() || failed {
             return;
         }
     }
 }
 
 impl<O> Batches<O> {
-    /// The next step and its batch.
+    /// Returns the next step and its batch.
     ///
     /// # Panics
-    /// With the cause when the batch could not be made; there are no further batches then.
+    /// If the batch could not be made, with the cause; no batches follow.
     pub(super) fn next(&mut self) -> Option<(usize, O)> {
         let step = self.steps.next()?;
         let made = match self.workers.len() {
             0 => (self.make)(step),
-            count => self.workers[(step - self.first) % count].made.recv().unwrap_or_else(|_| {
-                Err(Failure::broken(format!("the thread that makes batch {step} is gone")))
+            count => self.workers[(step - self.first) % count].batches.recv().unwrap_or_else(|_| {
+                Err(Failure::new(format!("the thread that makes batch {step} has ended")))
             }),
         };
         match made {
@@ -123,11 +129,11 @@ impl<O> Batches<O> {
         }
     }
 
-    /// Ends the workers: those that wait for room see that nobody listens, the others finish their batch first.
+    /// Ends the workers: those that wait for capacity see the closed channel, the others finish their batch first.
     fn stop(&mut self) {
         let threads: Vec<_> = self.workers.drain(..).map(|worker| worker.thread).collect();
         for thread in threads {
-            // What they panic of is caught and handed over; there is nothing else to learn from them.
+            // Panics of the user's code were caught and sent, so the result carries no information.
             let _ = thread.join();
         }
     }

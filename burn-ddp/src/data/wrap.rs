@@ -1,8 +1,8 @@
-//! Sharding a loader that somebody else built.
+//! Wrappers that shard a loader that exists.
 //!
-//! Such a loader shows its items and no more: it cannot be told in which order to go. What can be had is exact for
-//! one that does not shuffle ([`slice()`]), and good enough for one that shuffles the same way on all ranks
-//! ([`stride`]). For anything else there is [`DataLoaderBuilder`](super::DataLoaderBuilder).
+//! Such a loader does not let others set its order. [`slice()`] is exact for a loader that does not shuffle, [`stride`]
+//! serves one that shuffles equally on all ranks, and [`local`] one that holds this rank's items only. Other cases need
+//! [`DataLoaderBuilder`](super::DataLoaderBuilder).
 
 use std::sync::Arc;
 
@@ -13,31 +13,45 @@ use super::shards::{Marker, ShardState, Shards};
 use crate::collective::chunk;
 use crate::process_group::ProcessGroup;
 
-/// Gives each rank a contiguous part of a loader that does **not** shuffle: rank `r` of `W` sees the items
+/// Gives each rank a contiguous part of a loader that does **not** shuffle: rank `r` of `W` has the items
 /// `r*n/W..(r+1)*n/W` of `n`, by [`DataLoader::slice`]. Parts are disjoint, complete, and differ in length by at
-/// most one. The batch size stays the loader's own, for each rank.
+/// most one. Each rank's batches have the loader's batch size.
 ///
 /// A loader that shuffles does so within each part, and never mixes the parts.
 ///
 /// The loader makes its batches on the device it was built for (`set_device(group.device().clone())`) until
-/// `to_device` moves it. One that is already sharded for this group is returned as it is.
+/// `to_device` moves it. A loader that is already sharded for this group is returned as it is.
+///
+/// ```no_run
+/// use burn::data::dataloader::DataLoaderBuilder;
+/// # use burn::data::dataloader::batcher::Batcher;
+/// # use burn::data::dataset::Dataset;
+/// # use burn::tensor::{Tensor, backend::Backend};
+/// # use burn_ddp::{ProcessGroup, data};
+/// # fn loader<B: Backend, Bt: Batcher<B, f32, Tensor<B, 2>> + 'static>(
+/// #     batcher: Bt, items: impl Dataset<f32> + 'static, group: ProcessGroup<B>,
+/// # ) {
+/// let loader = DataLoaderBuilder::new(batcher).batch_size(32).set_device(group.device().clone()).build(items);
+/// let loader = data::slice(loader, &group);
+/// # }
+/// ```
 pub fn slice<B, O, G>(loader: Arc<dyn DataLoader<B, O>>, group: &ProcessGroup<G>) -> Arc<dyn DataLoader<B, O>>
 where
     B: Backend,
     O: 'static,
     G: Backend<Device = B::Device>,
 {
-    wrap(loader, group.ranks().attached(), (group.rank().0, group.world_size()), How::Slice)
+    wrap(loader, group.ranks().attached(), (group.rank().0, group.world_size()), Sharding::Slice)
 }
 
-/// Deals the batches of a shuffling loader in turn: rank `r` of `W` uses the batches `r`, `r + W`, ... of those it
-/// would see alone, so a global batch is `W` of the loader's.
+/// Distributes the batches of a loader that shuffles: rank `r` of `W` uses the batches `r`, `r + W`, ..., so a global batch
+/// is `W` of the loader's batches.
 ///
-/// Right only if the loader gives the same batches in the same order on all ranks: built with the same seed, and
-/// with **at most one worker**, because the order of Burn's batches is a race with more. Each rank makes all
-/// batches and drops those of the others, so this costs as much data work as a single process does.
+/// All ranks must build the loader with the same seed and with **at most one worker**, because the order of Burn's batches
+/// is a race with more. Each rank makes all batches and drops those of the others, so the data work of each rank is that of
+/// a single process.
 ///
-/// About devices and loaders that are already sharded see [`slice()`].
+/// [`slice()`] describes devices and loaders that are already sharded.
 pub fn stride<B, O, G>(
     loader: Arc<dyn DataLoader<B, O>>,
     group: &ProcessGroup<G>,
@@ -48,24 +62,25 @@ where
     G: Backend<Device = B::Device>,
 {
     let (rank, world) = (group.rank().0, group.world_size());
-    wrap(loader, group.ranks().attached(), (rank, world), How::Stride { rank, world })
+    wrap(loader, group.ranks().attached(), (rank, world), Sharding::Stride { rank, world })
 }
 
-/// States that a loader already holds this rank's own items and no other's: nothing is split again. Also for
-/// streams, whose length need not be known: one that does not count its items counts 1 for each batch.
+/// Declares that a loader already holds this rank's own items only, so nothing is split. The loader may be a stream of
+/// unknown length: one that does not count its items counts 1 for each batch.
 ///
-/// About devices and loaders that are already sharded see [`slice()`].
+/// [`slice()`] describes devices and loaders that are already sharded.
 pub fn local<B, O, G>(loader: Arc<dyn DataLoader<B, O>>, group: &ProcessGroup<G>) -> Arc<dyn DataLoader<B, O>>
 where
     B: Backend,
     O: 'static,
     G: Backend<Device = B::Device>,
 {
-    wrap(loader, group.ranks().attached(), (group.rank().0, group.world_size()), How::Local)
+    wrap(loader, group.ranks().attached(), (group.rank().0, group.world_size()), Sharding::Local)
 }
 
+/// The way in which a loader is sharded.
 #[derive(Clone, Copy)]
-enum How {
+enum Sharding {
     Slice,
     Stride { rank: usize, world: usize },
     Local,
@@ -75,92 +90,101 @@ fn wrap<B: Backend, O: 'static>(
     loader: Arc<dyn DataLoader<B, O>>,
     shards: Arc<Shards>,
     (rank, world): (usize, usize),
-    how: How,
+    sharding: Sharding,
 ) -> Arc<dyn DataLoader<B, O>> {
     if shards.find(&loader).is_some() {
         return loader;
     }
     let items = loader.num_items();
-    let (inner, print, can_place) = match how {
-        How::Slice => {
-            // In 128 bits the product cannot overflow.
+    let (inner, fingerprint, can_make_placeholders) = match sharding {
+        Sharding::Slice => {
+            // The product of two 64-bit numbers fits into 128 bits.
             let at = |rank: usize| (rank as u128 * items as u128 / world as u128) as usize;
             (loader.slice(at(rank), at(rank + 1)), format!("a slice of {items} items"), false)
         }
-        How::Stride { .. } => (loader, format!("a stride over {items} items"), true),
-        How::Local => (loader, "each rank's own items".into(), false),
+        Sharding::Stride { .. } => (loader, format!("a stride over {items} items"), true),
+        Sharding::Local => (loader, "each rank's own items".into(), false),
     };
-    Wrapped::enter(inner, how, Arc::new(ShardState::new(print, can_place, 0)), &shards)
+    let state = ShardState::new(fingerprint, can_make_placeholders, 0);
+    Wrapped::create(inner, sharding, Arc::new(state), &shards)
 }
 
 struct Wrapped<B: Backend, O> {
     inner: Arc<dyn DataLoader<B, O>>,
-    how: How,
+    sharding: Sharding,
     marker: Arc<Marker>,
     shards: Arc<Shards>,
 }
 
 impl<B: Backend, O: 'static> Wrapped<B, O> {
-    fn enter(
+    fn create(
         inner: Arc<dyn DataLoader<B, O>>,
-        how: How,
+        sharding: Sharding,
         state: Arc<ShardState>,
         shards: &Arc<Shards>,
     ) -> Arc<dyn DataLoader<B, O>> {
         let marker = Arc::new(Marker(state));
-        let loader = Arc::new(Self { inner, how, marker: marker.clone(), shards: shards.clone() });
-        shards.enter(&loader, &marker);
+        let loader = Arc::new(Self { inner, sharding, marker: marker.clone(), shards: shards.clone() });
+        shards.register(&loader, &marker);
         loader
     }
 }
 
 impl<B: Backend, O: 'static> DataLoader<B, O> for Wrapped<B, O> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
-        let inner = Counting { inner: self.inner.iter(), batches: 0 };
-        match self.how {
-            How::Slice | How::Local => Box::new(inner),
-            How::Stride { rank, world } => {
-                let places = self.marker.0.places();
-                let (behind, processed, batch_size) = (0, 0, 0);
-                Box::new(Stride { inner, rank, world, places, behind, ended: false, processed, batch_size })
+        let inner = CountingIterator { inner: self.inner.iter(), batches: 0 };
+        match self.sharding {
+            Sharding::Slice | Sharding::Local => Box::new(inner),
+            Sharding::Stride { rank, world } => {
+                let placeholders = self.marker.0.makes_placeholders();
+                Box::new(StrideIterator {
+                    inner,
+                    rank,
+                    world,
+                    placeholders,
+                    unread: 0,
+                    ended: false,
+                    processed: 0,
+                    batch_size: 0,
+                })
             }
         }
     }
 
-    /// Of a stride an estimate: how many items there are in this rank's batches is not known before they are made.
+    /// For a stride this is an estimate: the number of items of a batch is not known before it is made.
     fn num_items(&self) -> usize {
-        match self.how {
-            How::Slice | How::Local => self.inner.num_items(),
-            How::Stride { rank, world } => chunk(self.inner.num_items(), world, rank).len(),
+        match self.sharding {
+            Sharding::Slice | Sharding::Local => self.inner.num_items(),
+            Sharding::Stride { rank, world } => chunk(self.inner.num_items(), world, rank).len(),
         }
     }
 
     fn to_device(&self, device: &B::Device) -> Arc<dyn DataLoader<B, O>> {
-        Self::enter(self.inner.to_device(device), self.how, self.marker.0.clone(), &self.shards)
+        Self::create(self.inner.to_device(device), self.sharding, self.marker.0.clone(), &self.shards)
     }
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, O>> {
-        let inner = match self.how {
-            How::Slice | How::Local => self.inner.slice(start, end),
-            How::Stride { world, .. } => {
+        let inner = match self.sharding {
+            Sharding::Slice | Sharding::Local => self.inner.slice(start, end),
+            Sharding::Stride { world, .. } => {
                 let all = self.inner.num_items();
                 let last = if end >= self.num_items() { all } else { end.saturating_mul(world).min(all) };
                 self.inner.slice(start.saturating_mul(world).min(last), last)
             }
         };
-        let print = format!("items {start}..{end} of {}", self.marker.0.fingerprint());
-        let state = ShardState::new(print, self.marker.0.can_place(), 0);
-        Self::enter(inner, self.how, Arc::new(state), &self.shards)
+        let fingerprint = format!("items {start}..{end} of {}", self.marker.0.fingerprint());
+        let state = ShardState::new(fingerprint, self.marker.0.can_make_placeholders(), 0);
+        Self::create(inner, self.sharding, Arc::new(state), &self.shards)
     }
 }
 
-/// An iterator that counts a batch as an item if nothing else does.
-struct Counting<'a, O> {
+/// An iterator that counts each batch as one item if the inner iterator does not count items.
+struct CountingIterator<'a, O> {
     inner: Box<dyn DataLoaderIterator<O> + 'a>,
     batches: usize,
 }
 
-impl<O> Iterator for Counting<'_, O> {
+impl<O> Iterator for CountingIterator<'_, O> {
     type Item = O;
 
     fn next(&mut self) -> Option<O> {
@@ -170,7 +194,7 @@ impl<O> Iterator for Counting<'_, O> {
     }
 }
 
-impl<O> DataLoaderIterator<O> for Counting<'_, O> {
+impl<O> DataLoaderIterator<O> for CountingIterator<'_, O> {
     fn progress(&self) -> Progress {
         let progress = self.inner.progress();
         match progress.items_processed {
@@ -181,20 +205,20 @@ impl<O> DataLoaderIterator<O> for Counting<'_, O> {
 }
 
 /// Every `world`-th batch of an iterator, from the `rank`-th on.
-struct Stride<'a, O> {
-    inner: Counting<'a, O>,
+struct StrideIterator<'a, O> {
+    inner: CountingIterator<'a, O>,
     rank: usize,
     world: usize,
-    places: bool,
-    /// Batches of the round that this rank has left unread.
-    behind: usize,
+    placeholders: bool,
+    /// Batches of the current global batch that this rank has not read yet.
+    unread: usize,
     ended: bool,
     processed: usize,
-    /// Items of the first batch of all, and so of all but the last; 0 before it was read.
+    /// Items of the first batch, and so of all but the last; 0 before it is read.
     batch_size: usize,
 }
 
-impl<O> Stride<'_, O> {
+impl<O> StrideIterator<'_, O> {
     fn read(&mut self) -> Option<O> {
         let batch = if self.ended { None } else { self.inner.next() };
         self.ended |= batch.is_none();
@@ -204,7 +228,7 @@ impl<O> Stride<'_, O> {
         batch
     }
 
-    /// Items of every `world`-th batch from `rank` on, out of `items` in batches of one size.
+    /// Number of items in every `world`-th batch from `rank` on, out of `items` in batches of one size.
     fn share(&self, items: usize) -> usize {
         if self.batch_size == 0 {
             return chunk(items, self.world, self.rank).len();
@@ -217,17 +241,17 @@ impl<O> Stride<'_, O> {
     }
 }
 
-impl<O> Iterator for Stride<'_, O> {
+impl<O> Iterator for StrideIterator<'_, O> {
     type Item = O;
 
     fn next(&mut self) -> Option<O> {
-        for _ in 0..std::mem::take(&mut self.behind) {
+        for _ in 0..std::mem::take(&mut self.unread) {
             self.read()?;
         }
         let mut first = None;
         for position in 0..self.rank {
             let batch = self.read();
-            if position == 0 && self.places {
+            if position == 0 && self.placeholders {
                 first = batch;
             }
         }
@@ -236,16 +260,16 @@ impl<O> Iterator for Stride<'_, O> {
             Some(batch) => {
                 let items = self.inner.progress().items_processed.saturating_sub(before);
                 self.processed += items;
-                self.behind = self.world - 1 - self.rank;
+                self.unread = self.world - 1 - self.rank;
                 Some(batch)
             }
-            // A placeholder is whatever the round begins with: it is not counted.
+            // The placeholder is the first batch of the global batch, and its items are not counted.
             None => first,
         }
     }
 }
 
-impl<O> DataLoaderIterator<O> for Stride<'_, O> {
+impl<O> DataLoaderIterator<O> for StrideIterator<'_, O> {
     fn progress(&self) -> Progress {
         let inner = self.inner.progress();
         if !self.ended {
@@ -284,7 +308,7 @@ mod tests {
         Arc::new(BatchDataLoader::new(strategy, dataset, Arc::new(Collect), FlexDevice, None))
     }
 
-    /// The batches of an iteration, each with the items by which it moved the progress.
+    /// Batches of an iteration, each with the number of items by which it advanced the progress.
     fn counted(loader: &Loader) -> Vec<(Vec<usize>, usize)> {
         let mut iterator = loader.iter();
         let mut batches = Vec::new();
@@ -301,8 +325,9 @@ mod tests {
     #[test]
     fn a_stride_counts_its_own_batches() {
         // Batches of 3, 3, 3 and 1.
-        let of =
-            |rank| counted(&wrap(foreign(10, 3), Arc::default(), (rank, 3), How::Stride { rank, world: 3 }));
+        let of = |rank| {
+            counted(&wrap(foreign(10, 3), Arc::default(), (rank, 3), Sharding::Stride { rank, world: 3 }))
+        };
         assert_eq!(of(0), [(vec![0, 1, 2], 3), (vec![9], 1)]);
         assert_eq!(of(1), [(vec![3, 4, 5], 3)]);
         assert_eq!(of(2), [(vec![6, 7, 8], 3)]);
@@ -313,7 +338,12 @@ mod tests {
         for (items, batch, world) in [(1000, 32, 2), (1000, 32, 3), (10, 3, 3), (9, 3, 2), (2, 3, 3)] {
             let loaders: Vec<_> = (0..world)
                 .map(|rank| {
-                    wrap(foreign(items, batch), Arc::default(), (rank, world), How::Stride { rank, world })
+                    wrap(
+                        foreign(items, batch),
+                        Arc::default(),
+                        (rank, world),
+                        Sharding::Stride { rank, world },
+                    )
                 })
                 .collect();
             let mut iterators: Vec<_> = loaders.iter().map(|loader| loader.iter()).collect();
@@ -332,7 +362,7 @@ mod tests {
     fn a_stride_stands_in_with_the_first_batch_of_the_round() {
         for (rank, last) in [(0, 1), (1, 0), (2, 0)] {
             let shards = Arc::<Shards>::default();
-            let loader = wrap(foreign(10, 3), shards.clone(), (rank, 3), How::Stride { rank, world: 3 });
+            let loader = wrap(foreign(10, 3), shards.clone(), (rank, 3), Sharding::Stride { rank, world: 3 });
             shards.find(&loader).expect("known").set_placeholders(true);
             let batches = counted(&loader);
             assert_eq!((batches.len(), &batches[1]), (2, &(vec![9], last)), "rank {rank}");
@@ -343,7 +373,7 @@ mod tests {
     fn slices_differ_in_length_by_at_most_one() {
         for world in 1..=5 {
             let of = |rank| {
-                let loader = wrap(foreign(21, 4), Arc::default(), (rank, world), How::Slice);
+                let loader = wrap(foreign(21, 4), Arc::default(), (rank, world), Sharding::Slice);
                 let items: Vec<_> = counted(&loader).into_iter().flat_map(|(batch, _)| batch).collect();
                 assert_eq!(loader.num_items(), items.len());
                 items
@@ -356,9 +386,9 @@ mod tests {
 
     #[test]
     fn what_is_made_of_a_wrapped_loader_is_known_too() {
-        for how in [How::Slice, How::Stride { rank: 1, world: 2 }, How::Local] {
+        for sharding in [Sharding::Slice, Sharding::Stride { rank: 1, world: 2 }, Sharding::Local] {
             let shards = Arc::<Shards>::default();
-            let loader = wrap(foreign(12, 2), shards.clone(), (1, 2), how);
+            let loader = wrap(foreign(12, 2), shards.clone(), (1, 2), sharding);
             let parts = [loader.slice(0, 2), loader.slice(2, loader.num_items())];
             let all: Vec<_> = parts.iter().flat_map(counted).map(|(batch, _)| batch).collect();
             let whole: Vec<_> = counted(&loader).into_iter().map(|(batch, _)| batch).collect();
@@ -366,7 +396,7 @@ mod tests {
             for known in [&loader.to_device(&FlexDevice), &parts[0], &parts[1]] {
                 assert!(shards.find(known).is_some());
             }
-            let again = wrap(loader.clone(), shards.clone(), (1, 2), How::Slice);
+            let again = wrap(loader.clone(), shards.clone(), (1, 2), Sharding::Slice);
             assert!(Arc::ptr_eq(&again, &loader), "not sharded twice");
         }
     }

@@ -1,16 +1,24 @@
-//! Outputs of all ranks on their way to rank 0: one collective a micro-step, bounded in bytes.
+//! Outputs of all ranks, gathered on rank 0 by one collective in each micro-step.
+//!
+//! ```text
+//! rank r:  output -> Parts -> [Announcement | bytes of its tensors] --gather_bytes--> rank 0
+//! rank 0:  messages of all ranks -> RankOutput of each -> GlobalParts -> DdpOutput::join -> one output
+//! ```
+//!
+//! A rank without items sends an empty message. A rank whose tensors exceed its part of the byte limit sends the
+//! announcement only: then the loss is global and the tensors are missing, which is an error if a metric needs them.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::output::{DdpOutput, GlobalParts, Parts, Share, aligned};
+use super::output::{DdpOutput, GlobalParts, Parts, RankOutput, aligned};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 use crate::rank::Rank;
 
-/// Metrics that look at no output: the loss is global whatever is gathered, the others are of the machine or the
-/// schedule. Names as Burn gives them.
+/// Burn's names of the metrics that need no gathered tensors: the loss is always global, and the others describe the
+/// machine or the schedule.
 const NEED_NO_OUTPUT: [&str; 8] = [
     "Loss",
     "Learning Rate",
@@ -22,24 +30,24 @@ const NEED_NO_OUTPUT: [&str; 8] = [
     "Cuda",
 ];
 
-/// Brings outputs to rank 0.
+/// Gathers outputs on rank 0.
 pub(super) struct Outputs<G: Backend> {
     group: ProcessGroup<G>,
-    /// Largest number of bytes of a micro-step, over all ranks.
+    /// Maximum number of bytes of tensors in a micro-step, over all ranks.
     limit: usize,
-    /// Metrics that are registered, as far as this rank knows.
+    /// Names of the registered metrics.
     pub(super) metrics: Vec<String>,
 }
 
-/// What precedes the bytes of a rank's tensors.
+/// Header of a rank's message, before the bytes of its tensors.
 #[derive(Serialize, Deserialize)]
 struct Announcement {
     items: usize,
     weight: f64,
     loss: Option<f64>,
-    /// Bytes of the tensors, sent or not.
+    /// Number of bytes of the tensors, sent or not.
     bytes: usize,
-    /// Empty where the limit forbids to send them.
+    /// Dtype and shape of each tensor that follows; empty if they exceed the limit.
     tensors: Vec<(DType, Vec<usize>)>,
 }
 
@@ -48,30 +56,31 @@ impl<G: Backend> Outputs<G> {
         Self { group, limit, metrics: Vec::new() }
     }
 
-    /// The output of the global batch on rank 0, and nothing on the others. A rank without items gives `None`.
+    /// Returns the output of the global batch on rank 0, and `None` on the others; all ranks call it. A rank without items
+    /// gives `None`.
     pub(super) fn gather<O: DdpOutput>(&self, output: Option<O>) -> Result<Option<O>> {
         if self.group.world_size() == 1 {
             return output.map(O::alone).transpose();
         }
         let message = output.map_or_else(|| Ok(Vec::new()), |output| self.encode(output))?;
         let all = self.group.gather_bytes(message, Rank(0)).wait()?;
-        let mut shares = Vec::new();
+        let mut outputs = Vec::new();
         let mut bytes = 0;
         let mut withheld = false;
         for (rank, message) in all.iter().enumerate().filter(|(_, message)| !message.is_empty()) {
-            let (share, full) = decode(message).map_err(|error| error.context(Rank(rank)))?;
-            withheld |= full > 0 && share.parts.tensors.is_empty();
+            let (output, full) = decode(message).map_err(|error| error.context(Rank(rank)))?;
+            withheld |= full > 0 && output.parts.tensors.is_empty();
             bytes += full;
-            shares.push(share);
+            outputs.push(output);
         }
         if withheld {
             self.refuse_metrics(bytes)?;
         }
-        if shares.is_empty() {
+        if outputs.is_empty() {
             return Ok(None);
         }
         let device = Box::new(self.group.device().clone());
-        O::join(GlobalParts::new(shares, withheld, Some(device))?).map(Some)
+        O::join(GlobalParts::new(outputs, withheld, Some(device))?).map(Some)
     }
 
     fn encode<O: DdpOutput>(&self, output: O) -> Result<Vec<u8>> {
@@ -87,7 +96,7 @@ impl<G: Backend> Outputs<G> {
         Ok(message)
     }
 
-    /// An error that names the registered metrics that would be computed from outputs that were not gathered.
+    /// Returns an error that names the registered metrics that need the tensors that were not gathered, if there are any.
     fn refuse_metrics(&self, bytes: usize) -> Result<()> {
         let concerned: Vec<_> =
             self.metrics.iter().filter(|name| !NEED_NO_OUTPUT.contains(&name.as_str())).cloned().collect();
@@ -105,8 +114,8 @@ impl<G: Backend> Outputs<G> {
     }
 }
 
-/// A rank's share, and the bytes its tensors have, sent or not.
-fn decode(message: &[u8]) -> Result<(Share, usize)> {
+/// Decodes a rank's message; returns its output and the number of bytes of its tensors, sent or not.
+fn decode(message: &[u8]) -> Result<(RankOutput, usize)> {
     let wrong = || Error::new(ErrorKind::Mismatch, "sent an output of another version");
     let (announcement, mut rest) = postcard::take_from_bytes::<Announcement>(message).map_err(|_| wrong())?;
     let Announcement { items, weight, loss, bytes, tensors } = announcement;
@@ -117,5 +126,5 @@ fn decode(message: &[u8]) -> Result<(Share, usize)> {
         parts.tensors.push(TensorData::from_bytes(aligned(dtype, &[piece]), shape, dtype));
         rest = after;
     }
-    Ok((Share { items, weight, parts }, bytes))
+    Ok((RankOutput { items, weight, parts }, bytes))
 }

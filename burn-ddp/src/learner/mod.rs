@@ -1,10 +1,25 @@
-//! Burn's `SupervisedTraining` on many processes.
+//! Burn's `SupervisedTraining` on several processes.
 //!
-//! Burn offers a seam for strategies of other crates, [`SupervisedLearningStrategy`], and this module is one. But a
-//! strategy alone comes too late: by the time it runs, every rank has taken the terminal, opened the log file and
-//! made the metric files, and it has no way to return an error. So the extension is the launch itself:
-//! [`launch_ddp`](LaunchDdp::launch_ddp) in place of `launch` silences all ranks but 0, runs the strategy, and
-//! returns a `Result`.
+//! Burn calls a [`SupervisedLearningStrategy`] after every rank has taken the terminal, opened the log file and created
+//! metric files, and a strategy cannot return an error. This module therefore replaces the launch:
+//! [`launch_ddp`](LaunchDdp::launch_ddp) instead of `launch` silences all ranks but 0, runs a strategy of its own, and
+//! returns a `Result`. The life of a launch, with the file that holds each part:
+//!
+//! ```text
+//! launch_ddp (mod)             ranks other than 0 get a renderer that prints nothing
+//!  `- Burn's launch            starts the threads of metrics, renderer and checkpoints, calls the strategy
+//!      `- strategy
+//!          |- prepare          options compared, rank 0's checkpoint loaded, its learner sent to all ranks
+//!          |- training         data loaders checked, then for each epoch:
+//!          |   |- epoch        each micro-step: batch -> forward, backward -> reduce -> optimizer step
+//!          |   |   `- gather   outputs of all ranks -> rank 0 -> one output of the global batch
+//!          |   |- events       that output -> metrics, files, renderer of rank 0
+//!          |   `- training     rank 0 saves a checkpoint, decides on an early stop, and sends the decision
+//!          `- ending           metrics and checkpoints are waited for; the first error ends all ranks
+//! ```
+//!
+//! Two rules follow. Metrics, files, early stopping and the choice of a checkpoint see the global batch only, so they are
+//! the same for any number of ranks. A stop that one rank requests takes effect on all ranks after the same micro-step.
 //!
 //! [`SupervisedLearningStrategy`]: burn::train::SupervisedLearningStrategy
 //!
@@ -45,64 +60,52 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! # What is whose
-//!
-//! Data are sharded, gradients reduced, outputs gathered: everything a metric, a file, the terminal, early stopping
-//! or the choice of a checkpoint sees is of the global batch. Decisions are rank 0's, made after its metrics are
-//! complete, and sent to the others. A stop that any rank asks for is agreed on one micro-step ahead.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::backend::AutodiffBackend;
-use burn::train::{
-    InferenceStep, Learner, LearningComponentsTypes, LearningResult, SupervisedTraining, TrainStep,
-    TrainingStrategy,
-};
+use burn::train::{Learner, LearningComponentsTypes, LearningResult, SupervisedTraining, TrainingStrategy};
 
 use crate::error::Result;
 
+mod ending;
 mod epoch;
+mod events;
 mod gather;
 mod options;
 mod output;
 mod panics;
+mod prepare;
 mod renderer;
 mod session;
 mod signals;
 mod silent;
 mod state;
 mod strategy;
+mod training;
+mod types;
 
 pub use options::{BufferPolicy, DdpStrategy, IncompleteWindow};
 pub use output::{DdpOutput, GlobalParts, Parts};
 pub use renderer::PlainRenderer;
 
 use panics::Panics;
-use silent::Silent;
+use silent::SilentRenderer;
 use strategy::Strategy;
-
-/// The backend of a learner's gradients and of its group.
-type Inner<LC> = <<LC as LearningComponentsTypes>::Backend as AutodiffBackend>::InnerBackend;
-/// What a training step returns.
-type TrainOutputOf<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainStep>::Output;
-/// What a validation step returns.
-type ValidOutputOf<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
+use types::{Inner, TrainOutputOf, ValidOutputOf};
 
 /// [`SupervisedTraining::launch`] on all ranks of a group.
 pub trait LaunchDdp<LC: LearningComponentsTypes> {
-    /// Trains `learner` on all ranks of the strategy's group and returns the same model on all of them. All ranks
-    /// call it, with data loaders that are sharded ([`data`](crate::data)).
+    /// Trains `learner` on all ranks of the strategy's group and returns the same model on each of them.
     ///
-    /// An output that cannot be gathered is a compile error that names the trait to implement:
-    ///
-    /// ```compile_fail
-    #[doc = include_str!("../../tests/compile_fail/output_without_trait.rs")]
-    /// ```
+    /// All ranks call it, with sharded data loaders ([`data`](crate::data)). A model whose output does not implement
+    /// [`DdpOutput`] is a compile error that names the trait. The [module documentation](self) has an example.
     ///
     /// # Errors
-    /// Loaders that are not sharded, options or data that differ between ranks, a panic of the user's code or a
-    /// failure of any other rank, each with the rank it began on.
+    /// - [`ErrorKind::Config`](crate::ErrorKind::Config) for loaders that are not sharded and for options that cannot work;
+    /// - [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch) for options or data that differ between ranks;
+    /// - [`ErrorKind::Program`](crate::ErrorKind::Program) for a panic of the user's code, with its place and message;
+    /// - [`ErrorKind::Io`](crate::ErrorKind::Io) for a checkpoint that cannot be written;
+    /// - the error of another rank, with that rank's name.
     fn launch_ddp(
         self,
         ddp: &DdpStrategy<Inner<LC>>,
@@ -129,14 +132,14 @@ impl<LC: LearningComponentsTypes + Send + 'static> LaunchDdp<LC> for SupervisedT
         let training = if rank.is_root() {
             self
         } else {
-            self.renderer(Silent { names: names.clone() }).with_application_logger(None)
+            self.renderer(SilentRenderer { names: names.clone() }).with_application_logger(None)
         };
         let strategy = Arc::new(Strategy::new(ddp.clone(), panics.clone(), names));
         let training = training.with_training_strategy(TrainingStrategy::Custom(strategy.clone()));
         let launched = panics.guard_threads("the launch", || training.launch(learner));
         let failure = strategy.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         match failure {
-            // The strategy has left `launch` by a panic that says nothing.
+            // The strategy has stored the error and left `launch` by a panic without a message.
             Some(error) => Err(error),
             None => launched.inspect_err(|error| ddp.group.fail(error)),
         }

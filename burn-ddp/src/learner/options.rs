@@ -1,4 +1,4 @@
-//! What the strategy does besides training, and over which group.
+//! [`DdpStrategy`]: the process group of a training and its options.
 
 use burn::tensor::backend::Backend;
 
@@ -6,11 +6,24 @@ use crate::data::Uneven;
 use crate::process_group::ProcessGroup;
 use crate::replica::{BufferSync, ReplicaOptions};
 
-/// Largest number of bytes of outputs that are gathered in a micro-step, over all ranks.
+/// Default limit on the outputs that are gathered in one micro-step: 64 MiB over all ranks.
 const OUTPUT_LIMIT: usize = 64 << 20;
 
-/// How a learner is trained on all ranks of a group; give it to [`launch_ddp`](super::LaunchDdp::launch_ddp), equal
-/// on all ranks.
+/// Process group and options of a training by [`launch_ddp`](super::LaunchDdp::launch_ddp); all ranks give equal options.
+///
+/// ```no_run
+/// use burn_ddp::data::Uneven;
+/// use burn_ddp::learner::{DdpStrategy, IncompleteWindow};
+/// use burn_ddp::{ProcessGroup, ReplicaOptions};
+///
+/// # fn options<B: burn::tensor::backend::Backend>(group: &ProcessGroup<B>) -> DdpStrategy<B> {
+/// DdpStrategy::new(group)
+///     .with_replica(ReplicaOptions::new())
+///     .with_seed(42)
+///     .with_incomplete_window(IncompleteWindow::Drop)
+///     .with_uneven(Uneven::Truncate)
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct DdpStrategy<G: Backend> {
     pub(super) group: ProcessGroup<G>,
@@ -29,32 +42,32 @@ pub(super) struct Options {
     pub(super) signals: bool,
 }
 
-/// What becomes of an accumulation window that the end of an epoch leaves incomplete. Nothing of it reaches the next
-/// epoch either way.
+/// Treatment of an accumulation window that the end of an epoch leaves incomplete. Its gradients never reach the next
+/// epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IncompleteWindow {
-    /// An optimizer step is made of the micro-steps there are, with their number as the divisor.
+    /// The micro-steps of the window make an optimizer step, with their number as the divisor.
     #[default]
     Flush,
-    /// Its gradients are dropped, and the learning rate schedule does not move for it.
+    /// The gradients are dropped, and the learning rate schedule does not advance.
     Drop,
 }
 
-/// When running states (of batch normalization) are made equal on all ranks. They are never reduced as gradients, and
-/// no forward pass communicates for them.
+/// Time at which running states (of batch normalization) are made equal on all ranks. They are never reduced as
+/// gradients, and no forward pass communicates for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BufferPolicy {
-    /// Each rank keeps its own; the files hold rank 0's.
+    /// Never: each rank keeps its own, and files hold rank 0's.
     Never,
     /// After every optimizer step.
     EveryStep,
-    /// Before validation, which is before a checkpoint too, and at the end.
+    /// After the training part of each epoch, that is before validation and checkpoint.
     #[default]
     BeforeEvaluation,
 }
 
 impl<G: Backend> DdpStrategy<G> {
-    /// Training on the ranks of `group`, with defaults for everything else.
+    /// Training on the ranks of `group`, with the default of every option.
     pub fn new(group: &ProcessGroup<G>) -> Self {
         let options = Options {
             replica: ReplicaOptions::new(),
@@ -74,28 +87,30 @@ impl<G: Backend> DdpStrategy<G> {
         self
     }
 
-    /// Clipping, bucket size, strict mode and checks, as for a loop of one's own.
+    /// Sets bucket size, clipping, strict mode and checks of the [`Replica`](crate::Replica); default
+    /// [`ReplicaOptions::new`].
     pub fn with_replica(self, replica: ReplicaOptions) -> Self {
         self.with(|options| options.replica = replica)
     }
 
-    /// Seed from which ranks other than 0 draw their random stream (dropout, noise): different on every rank and
-    /// the same in every run. Rank 0 goes on with the stream of the program. Default 0.
+    /// Sets the seed of the random streams (dropout, noise) of ranks other than 0; default 0. The streams differ between
+    /// ranks and are the same in every run. Rank 0 keeps the stream of the program.
     pub fn with_seed(self, seed: u64) -> Self {
         self.with(|options| options.seed = seed)
     }
 
-    /// What becomes of an incomplete accumulation window; default [`IncompleteWindow::Flush`].
+    /// Sets the treatment of an incomplete accumulation window; default [`IncompleteWindow::Flush`].
     pub fn with_incomplete_window(self, window: IncompleteWindow) -> Self {
         self.with(|options| options.window = window)
     }
 
-    /// What happens when ranks have different numbers of batches; default [`Uneven::Join`].
+    /// Sets the treatment of ranks with different numbers of batches in training; default [`Uneven::Join`].
     pub fn with_uneven(self, uneven: Uneven) -> Self {
         self.with(|options| options.uneven = uneven)
     }
 
-    /// When and how running states are made equal; default before evaluation, by their average.
+    /// Sets when and how running states are made equal; default [`BufferPolicy::BeforeEvaluation`] and
+    /// [`BufferSync::Average`].
     pub fn with_buffers(self, policy: BufferPolicy, how: BufferSync) -> Self {
         self.with(|options| {
             options.policy = policy;
@@ -103,21 +118,23 @@ impl<G: Backend> DdpStrategy<G> {
         })
     }
 
-    /// Most bytes of outputs that are gathered in one micro-step, over all ranks, of which each rank has an equal part;
-    /// default 64 MiB. Above it only the loss is global, and other metrics of the output are refused by name.
+    /// Sets the largest number of bytes of outputs that are gathered in one micro-step, over all ranks; default 64 MiB.
+    /// Each rank may send an equal part of it. Above the limit only the loss is global, and a metric that needs more of
+    /// the output is an error that names it.
     pub fn with_output_limit(self, bytes: usize) -> Self {
         self.with(|options| options.output_limit = bytes)
     }
 
-    /// Whether SIGINT and SIGTERM stop the training at the next step, on all ranks at the same one (default); a
-    /// second signal ends the process. Handlers that the program registered before the first launch are called as well;
-    /// one that it registers later comes too late to keep a signal from ending the process when no launch runs.
-    /// Otherwise (`false`) signals do what they do without us.
+    /// With `true` (default), SIGINT and SIGTERM stop the training on all ranks after the same micro-step, and a second
+    /// signal ends the process. With `false`, signals keep their effect.
+    ///
+    /// Handlers that the program registers before its first launch are called as well. A handler that it registers later
+    /// cannot keep a signal from ending the process while no launch runs.
     pub fn with_signals(self, stop: bool) -> Self {
         self.with(|options| options.signals = stop)
     }
 
-    /// The group it trains on.
+    /// The group on whose ranks the learner is trained.
     pub fn group(&self) -> &ProcessGroup<G> {
         &self.group
     }

@@ -1,8 +1,13 @@
-//! What a training or validation step returns, made global.
+//! Outputs of training and validation steps that can be joined to the output of the global batch.
 //!
-//! Burn's metrics cannot be reached from a strategy, but what they are computed from can: one item a micro-step. So
-//! the outputs of all ranks are brought together on rank 0 and joined into one output of the whole global batch, and
-//! every metric, Burn's or a user's own, is right without knowing about ranks.
+//! A strategy cannot reach Burn's metrics, but it gives them their input: one output in each micro-step. The outputs of
+//! all ranks are joined on rank 0, so every metric, Burn's or a user's own, is computed from the global batch without
+//! knowing of ranks. With `n_r` items on rank r, weight `w_r`, and N items in all:
+//!
+//! ```text
+//! rank r:  loss [..] -> mean l_r          tensors [n_r, ..]
+//! joined:  loss [N], each sum(w_r l_r) / sum(w_r)     tensors [N, ..], ranks one after the other
+//! ```
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -16,10 +21,10 @@ use burn_backend::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// An output of a step that can be joined with those of other ranks. Burn's four outputs implement it.
+/// Output of a step that can be joined with those of other ranks. Burn's four outputs implement it.
 ///
-/// An output of your own names its tensors in [`parts`](Self::parts), in any fixed order, and takes the joined ones
-/// in the same order in [`join`](Self::join):
+/// An output of your own gives its tensors in [`parts`](Self::parts), in any fixed order, and takes the joined tensors in
+/// the same order in [`join`](Self::join):
 ///
 /// ```
 /// use burn::tensor::{Tensor, Transaction, backend::Backend};
@@ -45,55 +50,69 @@ use crate::error::{Error, ErrorKind, Result};
 ///     }
 /// }
 /// ```
+///
+/// An output without an implementation is a compile error that names this trait:
+///
+/// ```compile_fail,E0277
+/// use burn_ddp::learner::DdpOutput;
+///
+/// struct Scores(Vec<f32>);
+///
+/// fn gather<O: DdpOutput>(_: O) {}
+/// gather(Scores(vec![0.5]));
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be gathered from all ranks: it does not implement `DdpOutput`",
     label = "the output of this learner's model",
     note = "implement `burn_ddp::learner::DdpOutput` for it (items, parts, join), for training and validation outputs alike"
 )]
 pub trait DdpOutput: ItemLazy + Sized {
-    /// Items of the batch it was made from.
+    /// Number of items of the batch.
     fn items(&self) -> usize;
 
-    /// Whether [`weight`](Self::weight) is always the number of items of the batch as its loader counts them, so that it is
-    /// known before the step: without that no gradient can leave during the backward pass (feature `overlap`). True of
-    /// Burn's outputs except those of sequences; an output of your own may say so if it keeps `weight` as it is here, and
-    /// its batcher makes one row an item.
+    /// True if [`weight`](Self::weight) is always the number of items of the batch as its loader counts them; default
+    /// `false`. The weight is then known before the step, without which no gradient can be sent during the backward pass
+    /// (feature `overlap`). It is true for Burn's outputs except `SequenceOutput`. Set it for an output of your own that
+    /// keeps the default `weight` and whose batcher makes one row of each item.
     const WEIGHT_IS_ITEMS: bool = false;
 
-    /// How much this output's loss and gradients count beside those of other ranks and micro-steps: over how many
-    /// items (or tokens) the loss is a mean.
+    /// Weight of the loss and the gradients among those of other ranks and micro-steps: the number of items (or tokens)
+    /// over which the loss is a mean. Default [`items`](Self::items).
     fn weight(&self) -> f64 {
         self.items() as f64
     }
 
-    /// Its tensors, as host memory.
+    /// Copies loss and tensors to host memory.
     fn parts(self) -> Parts;
 
-    /// The output of the global batch, from the parts of all ranks.
+    /// Makes the output of the global batch from the parts of all ranks.
     ///
     /// # Errors
-    /// When the parts do not fit together.
+    /// If the parts do not fit together.
     fn join(parts: GlobalParts) -> Result<Self>;
 
-    /// What [`join`](Self::join) makes of this output alone, for a world of one. Override it where that needs no
+    /// Does the same as [`join`](Self::join) with the parts of this output alone, for a world of one. Override it to avoid the
     /// copy to the host.
+    ///
+    /// # Errors
+    /// Those of [`join`](Self::join).
     fn alone(self) -> Result<Self> {
         let (items, weight) = (self.items(), self.weight());
         let mut parts = self.parts();
         let device = parts.device.take();
-        Self::join(GlobalParts::new(vec![Share { items, weight, parts }], false, device)?)
+        Self::join(GlobalParts::new(vec![RankOutput { items, weight, parts }], false, device)?)
     }
 }
 
-/// A device of some backend: outputs are of no one backend.
+/// A device of any backend: [`Parts`] has no backend type.
 pub(super) type AnyDevice = Box<dyn Any + Send + Sync>;
 
-/// The tensors of one rank's output.
+/// Loss and tensors of one rank's output, in host memory.
 #[derive(Debug, Default)]
 pub struct Parts {
     pub(super) loss: Option<f64>,
     pub(super) tensors: Vec<TensorData>,
-    /// Where what is joined goes, if nobody knows better.
+    /// Device of the first tensor, on which a world of one joins.
     pub(super) device: Option<AnyDevice>,
 }
 
@@ -103,14 +122,14 @@ impl Parts {
         Self::default()
     }
 
-    /// Adds the loss: its mean, where it has several elements.
+    /// Sets the loss: the mean of the elements of `loss`.
     pub fn with_loss<B: Backend>(mut self, loss: Tensor<B, 1>) -> Self {
         self.device.get_or_insert_with(|| Box::new(loss.device()));
         let values: Vec<f64> = loss.into_data().iter::<f64>().collect();
         Self { loss: Some(values.iter().sum::<f64>() / values.len() as f64), ..self }
     }
 
-    /// Adds a tensor whose first dimension is the items.
+    /// Adds a tensor of shape `[items, ..]`.
     pub fn with<B: Backend, const D: usize, K: TensorKind<B> + BasicOps<B>>(
         mut self,
         tensor: Tensor<B, D, K>,
@@ -125,9 +144,9 @@ impl Parts {
     }
 }
 
-/// One rank's part of a global batch.
+/// Output of one rank's share of a global batch.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct RankOutput {
     pub(super) items: usize,
     pub(super) weight: f64,
     pub(super) parts: Parts,
@@ -138,61 +157,60 @@ pub(super) struct Share {
 pub struct GlobalParts {
     items: usize,
     loss: Option<f64>,
-    /// By position in [`Parts`], the tensors of the ranks.
+    /// For each position in [`Parts`], the tensors of all ranks.
     tensors: VecDeque<Vec<TensorData>>,
     loss_only: bool,
     device: Option<AnyDevice>,
 }
 
 impl GlobalParts {
-    /// From the `shares` of all ranks, to be joined on `device`.
-    pub(super) fn new(shares: Vec<Share>, loss_only: bool, device: Option<AnyDevice>) -> Result<Self> {
+    /// Takes the `outputs` of all ranks, to be joined on `device`.
+    pub(super) fn new(outputs: Vec<RankOutput>, loss_only: bool, device: Option<AnyDevice>) -> Result<Self> {
         let disagree = |what: &str| {
             Error::new(ErrorKind::Mismatch, format!("ranks returned outputs of different {what}"))
         };
-        let with_loss = shares.iter().filter(|share| share.parts.loss.is_some()).count();
-        if with_loss != 0 && with_loss != shares.len() {
+        let with_loss = outputs.iter().filter(|output| output.parts.loss.is_some()).count();
+        if with_loss != 0 && with_loss != outputs.len() {
             return Err(disagree("form: some have a loss and some do not"));
         }
-        let weight: f64 = shares.iter().map(|share| share.weight).sum();
-        // A share without weight does not count, as in the gradient: its loss, a mean over nothing, is no number.
-        let counted = shares.iter().filter(|share| share.weight != 0.0);
-        let loss = counted.filter_map(|share| Some(share.parts.loss? * share.weight)).sum::<f64>();
+        let weight: f64 = outputs.iter().map(|output| output.weight).sum();
+        // An output of weight 0 is left out, as in the gradient: its loss, a mean over nothing, is NaN.
+        let counted = outputs.iter().filter(|output| output.weight != 0.0);
+        let loss = counted.filter_map(|output| Some(output.parts.loss? * output.weight)).sum::<f64>();
         let loss = (with_loss > 0).then_some(loss / weight);
-        let items = shares.iter().map(|share| share.items).sum();
-        let count = shares.first().map_or(0, |share| share.parts.tensors.len());
+        let items = outputs.iter().map(|output| output.items).sum();
+        let count = outputs.first().map_or(0, |output| output.parts.tensors.len());
         let mut tensors: VecDeque<Vec<TensorData>> = (0..count).map(|_| Vec::new()).collect();
-        for share in shares {
-            if share.parts.tensors.len() != count && !loss_only {
+        for output in outputs {
+            if output.parts.tensors.len() != count && !loss_only {
                 return Err(disagree("numbers of tensors"));
             }
-            tensors.iter_mut().zip(share.parts.tensors).for_each(|(all, one)| all.push(one));
+            tensors.iter_mut().zip(output.parts.tensors).for_each(|(all, one)| all.push(one));
         }
         Ok(Self { items, loss, tensors, loss_only, device })
     }
 
-    /// The device that the parts are joined on. A `join` to another backend than the rank's has that one's default.
+    /// Device on which the parts are joined. A `join` to another backend than the rank's uses the default device of that.
     fn device<B: Backend>(&self) -> B::Device {
         self.device.as_ref().and_then(|device| device.downcast_ref()).cloned().unwrap_or_default()
     }
 
-    /// Items of the global batch.
+    /// Number of items of the global batch.
     pub fn items(&self) -> usize {
         self.items
     }
 
-    /// Whether outputs were too large to be gathered
-    /// ([`DdpStrategy::with_output_limit`](super::DdpStrategy::with_output_limit)): then [`cat`](Self::cat) gives
-    /// tensors without items, and only metrics that look at nothing but the loss are permitted.
+    /// True if the outputs exceeded [`DdpStrategy::with_output_limit`](super::DdpStrategy::with_output_limit). Then
+    /// [`cat`](Self::cat) returns tensors without items, and only metrics that need nothing but the loss are permitted.
     pub fn loss_only(&self) -> bool {
         self.loss_only
     }
 
-    /// The mean loss of the global batch, once for each item, so that metrics that count its elements weigh batches
-    /// by their items.
+    /// Returns the mean loss of the global batch once for each item, shape `[items]`: metrics that count its elements then
+    /// weigh batches by their items.
     ///
     /// # Errors
-    /// When the parts had none.
+    /// If the parts had no loss.
     pub fn loss<B: Backend>(&self) -> Result<Tensor<B, 1>> {
         let loss = self.loss.ok_or_else(|| {
             Error::config("join asks for the loss, but parts gave none: call `Parts::with_loss`")
@@ -200,10 +218,10 @@ impl GlobalParts {
         Ok(Tensor::full([self.items], loss, &self.device::<B>()))
     }
 
-    /// The next tensor of all ranks, joined along the first dimension.
+    /// Takes the next tensor of all ranks, joined along the first dimension.
     ///
     /// # Errors
-    /// When the other dimensions or the dtypes differ, naming them, or when there is no further tensor.
+    /// If the other dimensions or the dtypes differ, which the error names, or if there is no further tensor.
     pub fn cat<B: Backend, const D: usize, K: TensorKind<B> + BasicOps<B>>(
         &mut self,
     ) -> Result<Tensor<B, D, K>> {
@@ -223,11 +241,10 @@ impl GlobalParts {
         Ok(Tensor::from_data(joined, (&device, dtype)))
     }
 
-    /// The next tensor of each rank, for outputs that are joined in another way than along the first dimension.
+    /// Takes the next tensor of each rank, for outputs that are not joined along the first dimension.
     ///
     /// # Errors
-    /// When there is no further tensor, and when outputs were too large to be gathered
-    /// ([`loss_only`](Self::loss_only)).
+    /// If there is no further tensor, or if the outputs were too large to be gathered ([`loss_only`](Self::loss_only)).
     pub fn each(&mut self) -> Result<Vec<TensorData>> {
         if self.loss_only {
             return Err(Error::config(
@@ -240,7 +257,7 @@ impl GlobalParts {
     }
 }
 
-/// `all` joined along the first dimension, in which row-major memory is simply continued.
+/// Joins `all` along the first dimension, for which row-major memory is concatenated.
 fn cat(all: &[TensorData]) -> Result<TensorData> {
     let Some(first) = all.first() else {
         return Err(Error::config("there is no output to join"));
@@ -263,7 +280,7 @@ fn cat(all: &[TensorData]) -> Result<TensorData> {
     Ok(TensorData::from_bytes(aligned(first.dtype, &pieces), shape, first.dtype))
 }
 
-/// `pieces` one after the other, in memory aligned for elements of `dtype`.
+/// Concatenates `pieces` in memory that is aligned for elements of `dtype`.
 pub(super) fn aligned(dtype: DType, pieces: &[&[u8]]) -> Bytes {
     fn fill<T: bytemuck::Pod + Send + Sync>(pieces: &[&[u8]]) -> Bytes {
         let total: usize = pieces.iter().map(|piece| piece.len()).sum();
@@ -284,12 +301,12 @@ pub(super) fn aligned(dtype: DType, pieces: &[&[u8]]) -> Bytes {
     }
 }
 
-/// The mean of `loss`, once for each item, on its device.
+/// Repeats the mean of `loss` for each item, on its device.
 fn per_item<B: Backend>(loss: Tensor<B, 1>, items: usize) -> Tensor<B, 1> {
     loss.mean().expand([items])
 }
 
-/// Outputs of Burn's that are a loss, an output and targets, with an item a row.
+/// Implements [`DdpOutput`] for Burn's outputs of a loss, an output and targets with one row for each item.
 macro_rules! join_rows {
     ($($output:ident),*) => {$(
         impl<B: Backend> DdpOutput for $output<B> {
@@ -317,7 +334,7 @@ macro_rules! join_rows {
 
 join_rows!(ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput);
 
-/// Weighs by tokens, over which Burn's sequence losses are a mean; padding counts as tokens.
+/// The weight is the number of tokens, over which Burn's sequence losses are a mean; padding counts as tokens.
 impl<B: Backend> DdpOutput for SequenceOutput<B> {
     fn items(&self) -> usize {
         self.targets.dims()[0]
@@ -354,15 +371,15 @@ mod tests {
 
     #[test]
     fn a_share_without_weight_adds_nothing_to_the_loss() {
-        let share =
-            |loss, weight| Share { items: 2, weight, parts: Parts { loss: Some(loss), ..Parts::new() } };
-        let loss = |shares| GlobalParts::new(shares, false, None).map(|parts| parts.loss);
+        let output =
+            |loss, weight| RankOutput { items: 2, weight, parts: Parts { loss: Some(loss), ..Parts::new() } };
+        let loss = |outputs| GlobalParts::new(outputs, false, None).map(|parts| parts.loss);
         // The mean over no tokens is no number.
         assert_eq!(
-            loss(vec![share(1.0, 3.0), share(f64::NAN, 0.0), share(5.0, 1.0)]).expect("fits"),
+            loss(vec![output(1.0, 3.0), output(f64::NAN, 0.0), output(5.0, 1.0)]).expect("fits"),
             Some(2.0)
         );
-        assert!(loss(vec![share(f64::NAN, 1.0), share(1.0, 1.0)]).expect("fits").is_some_and(f64::is_nan));
+        assert!(loss(vec![output(f64::NAN, 1.0), output(1.0, 1.0)]).expect("fits").is_some_and(f64::is_nan));
     }
 
     #[test]
@@ -373,8 +390,8 @@ mod tests {
         let tensor = Tensor::<Dispatch, 1>::ones([2], &elsewhere);
         let mut parts = Parts::new().with_loss(tensor.clone().mean()).with(tensor);
         let device = parts.device.take();
-        let share = Share { items: 2, weight: 2.0, parts };
-        let mut joined = GlobalParts::new(vec![share], false, device).expect("fits");
+        let output = RankOutput { items: 2, weight: 2.0, parts };
+        let mut joined = GlobalParts::new(vec![output], false, device).expect("fits");
         assert_eq!(joined.loss::<Dispatch>().expect("a loss").device(), elsewhere);
         assert_eq!(joined.cat::<Dispatch, 1, burn::tensor::Float>().expect("a tensor").device(), elsewhere);
         let mut other = GlobalParts::new(vec![], false, Some(Box::new(elsewhere))).expect("fits");

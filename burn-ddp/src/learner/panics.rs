@@ -1,10 +1,17 @@
 //! Panics of the user's code as errors with their cause.
 //!
-//! Steps, data sets, batchers and metrics are the user's and have no error path, so they panic. On the training
-//! thread a panic can be caught, but its place in the source is known to the panic hook alone; on the thread that
-//! computes metrics it cannot even be caught, and the training thread only finds a closed channel. So for the length
-//! of a launch a hook remembers what panicked where. Hooks are the process's, which makes this one of the places of
-//! global state: the hook only holds a weak reference to its launch and passes everything on once that is over.
+//! Steps, data sets, batchers and metrics are the user's code and have no error path, so they panic. On the training
+//! thread a panic can be caught, but only the panic hook knows its place in the source. On the metrics thread it cannot be
+//! caught at all, and the training thread finds a closed channel.
+//!
+//! ```text
+//! any thread panics  -> hook: records thread, place and message
+//! training thread    -> guard catches the payload -> error with the recorded place
+//! other thread       -> its channel closes -> the training thread panics in a guard -> error of the first other panic
+//! ```
+//!
+//! Panic hooks belong to the process, so this is one of the places of global state. The hook holds a weak reference to its
+//! launch and passes every panic on once the launch is over.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, PanicHookInfo};
@@ -15,14 +22,14 @@ use std::thread::ThreadId;
 use crate::error::{Error, ErrorKind, Result, one_line, panic_text};
 use crate::rank::Rank;
 
-/// What panicked during a launch.
+/// Panics during a launch.
 #[derive(Clone)]
-pub(super) struct Panics(Arc<Seen>);
+pub(super) struct Panics(Arc<Record>);
 
-struct Seen {
+struct Record {
     rank: Rank,
     training: ThreadId,
-    /// How many guards the training thread is inside of.
+    /// Number of guards that the training thread is inside of.
     guards: AtomicUsize,
     /// The training thread has panicked and no guard has caught it yet.
     unwinding: AtomicBool,
@@ -40,39 +47,39 @@ struct Panic {
 }
 
 impl Panics {
-    /// Remembers panics of all threads from now on; the caller's thread is the one that trains.
+    /// Records the panics of all threads from now on; the calling thread is the training thread.
     pub(super) fn watch(rank: Rank) -> Self {
-        let seen = Arc::new(Seen {
+        let record = Arc::new(Record {
             rank,
             training: std::thread::current().id(),
             guards: AtomicUsize::new(0),
             unwinding: AtomicBool::new(false),
             all: Mutex::default(),
         });
-        let weak = Arc::downgrade(&seen);
+        let weak = Arc::downgrade(&record);
         let previous = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            let returned_as_error = weak.upgrade().is_some_and(|seen| seen.remember(info));
-            // Whoever asks for backtraces gets them; otherwise the error says it all.
+            let returned_as_error = weak.upgrade().is_some_and(|record| record.add(info));
+            // The error holds place and message, so the panic is printed only if backtraces are requested.
             if !returned_as_error || std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
                 previous(info);
             }
         }));
-        Self(seen)
+        Self(record)
     }
 
-    /// Runs code of the user on the training thread; `what` names it.
+    /// Runs the user's code on the training thread; `what` names it in the error.
     ///
     /// # Errors
-    /// Its panic, with rank, place and message.
+    /// A panic of the code, with rank, place and message.
     pub(super) fn guard<T>(&self, what: &str, run: impl FnOnce() -> T) -> Result<T> {
         self.catch(run).map_err(|payload| self.of_training(what, payload.as_ref()))
     }
 
-    /// Runs code that talks to threads on which the user's code runs; `what` names them.
+    /// Runs code that waits for threads of the user's code; `what` names it in the error.
     ///
     /// # Errors
-    /// The panic of such a thread, or of this one if no other had any.
+    /// The first panic of another thread, or else the panic of this one.
     pub(super) fn guard_threads<T>(&self, what: &str, run: impl FnOnce() -> T) -> Result<T> {
         self.catch(run).map_err(|payload| match self.of_others() {
             Some(Panic { name, place, text, .. }) => {
@@ -82,7 +89,7 @@ impl Panics {
         })
     }
 
-    /// Runs code that returns a panic of the training thread as an error by itself, which then need not be printed.
+    /// Runs code that turns panics into errors itself, so that the hook does not print them.
     pub(super) fn quietly<T>(&self, run: impl FnOnce() -> T) -> T {
         self.catch(run).unwrap_or_else(|payload| std::panic::resume_unwind(payload))
     }
@@ -95,8 +102,8 @@ impl Panics {
         outcome
     }
 
-    /// The panic of the training thread that came with `payload`. There may have been others, which the user's
-    /// code has caught, and one that was only passed on was not seen here.
+    /// Makes an error of the training thread's panic with `payload`. The record may hold other panics, which the user's
+    /// code caught, and lacks one that was resumed without a call of the hook.
     fn of_training(&self, what: &str, payload: &(dyn Any + Send)) -> Error {
         let message = one_line(panic_text(payload));
         let all = self.0.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,14 +112,14 @@ impl Panics {
         self.error(format!("{what} of {} panicked{place}: {message}", self.0.rank))
     }
 
-    /// The panic of another thread, if `message` does not hold it already.
-    pub(super) fn behind(&self, message: &str) -> Option<String> {
+    /// Describes the panic of another thread that caused a panic with `message`, unless `message` contains it.
+    pub(super) fn cause_of(&self, message: &str) -> Option<String> {
         let Panic { name, place, text, .. } =
             self.of_others().filter(|panic| !message.contains(&panic.text))?;
         Some(format!("thread `{name}` panicked{place}: {text}"))
     }
 
-    /// The first panic of any other thread: later ones follow from it.
+    /// The first panic of any other thread; later ones follow from it.
     fn of_others(&self) -> Option<Panic> {
         let all = self.0.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().find(|panic| panic.thread != self.0.training).cloned()
@@ -123,10 +130,10 @@ impl Panics {
     }
 }
 
-impl Seen {
-    /// Whether the panic will come out of a guard as an error. One that meets another still on its way, as from a
-    /// destructor, ends the process instead: then both are shown.
-    fn remember(&self, info: &PanicHookInfo<'_>) -> bool {
+impl Record {
+    /// Adds a panic, and returns true if a guard will return it as an error. A second panic while the first unwinds (from a
+    /// destructor) ends the process instead, and then both are printed.
+    fn add(&self, info: &PanicHookInfo<'_>) -> bool {
         let thread = std::thread::current();
         let panic = Panic {
             thread: thread.id(),

@@ -1,9 +1,9 @@
-//! Plain lines for logs and pipes.
+//! Metrics as plain lines, for logs and pipes.
 //!
-//! Burn draws on a terminal; without one it prints the progress and no metric. This renderer prints both, with the
-//! digits that a comparison of two runs needs. A renderer is not told when an epoch ends, only what was processed
-//! last: so the end of a pass over a split is seen in the item count where a total was announced, and otherwise in
-//! the first step of the next pass or in the end of the training.
+//! Burn draws metrics on a terminal; without one it prints the progress and no metric. This renderer prints both, with
+//! enough digits to compare two runs. Burn does not tell a renderer when an epoch ends. A pass over a split ends when the
+//! item count reaches a total that was announced before; without a total it ends with the first step of the next pass, or
+//! with the training.
 
 use std::io::{self, Write};
 
@@ -15,24 +15,24 @@ use burn::train::renderer::{
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
 
-/// Metrics of the machine that computes; outputs are gathered to rank 0, these are not.
-const OF_THE_MACHINE: [&str; 4] = ["CPU Usage", "CPU Temperature", "CPU Memory", "Cuda"];
+/// Metrics of the machine, which are rank 0's alone: only outputs are gathered.
+const MACHINE_METRICS: [&str; 4] = ["CPU Usage", "CPU Temperature", "CPU Memory", "Cuda"];
 
-/// Prints one line every so many training iterations, and one at the end of each pass over a split with the values
-/// of the whole pass:
+/// Renderer that prints one line every N training iterations, and one with the means of the whole pass at the end of each
+/// pass over a split:
 ///
 /// ```text
 /// epoch 1/2 | train | items 640/60000 | iteration 10 | Loss 1.83251 | Accuracy 40.6250
 /// epoch 1/2 | train | items 60000/60000 | iteration 938 | epoch mean | Loss 0.532100 | Accuracy 81.2500
 /// ```
 ///
-/// Values have six significant digits. Those of a pass are weighted by items, as Burn's own summary is; a metric
-/// that is not numeric shows its last text, and no mean. Metrics of the machine say that they are rank 0's alone.
+/// Values have six significant digits. Means of a pass are weighted by items, as in Burn's own summary. A metric that is
+/// not numeric shows its last text and has no mean. Metrics of the machine are marked `(rank 0)`.
 ///
 /// ```
 /// use burn_ddp::learner::PlainRenderer;
 ///
-/// // What a `SupervisedTraining` takes: `.renderer(PlainRenderer::new().every(100))`.
+/// // For `SupervisedTraining::renderer`.
 /// let renderer = PlainRenderer::new().every(100);
 /// # drop(renderer);
 /// ```
@@ -40,37 +40,37 @@ pub struct PlainRenderer {
     output: Box<dyn Write + Send + Sync>,
     every: usize,
     definitions: Vec<MetricDefinition>,
-    /// Values of the iteration whose progress is not known yet.
+    /// Values of the iteration that is not rendered yet.
     pending: Vec<(MetricEntry, Option<NumericEntry>)>,
     pass: Option<Pass>,
 }
 
 impl PlainRenderer {
-    /// Prints to standard output, every tenth training iteration.
+    /// Prints to standard output, every 10th training iteration.
     pub fn new() -> Self {
         Self::to(io::stdout())
     }
 
-    /// Prints to `output`. An output that fails (a pipe nobody reads) loses the lines and ends nothing.
+    /// Prints to `output`. Lines that cannot be written (to a closed pipe) are lost, and the training continues.
     pub fn to(output: impl Write + Send + Sync + 'static) -> Self {
         Self { output: Box::new(output), every: 10, definitions: Vec::new(), pending: Vec::new(), pass: None }
     }
 
-    /// A line every `iterations` training iterations; with 0, only those at the ends of passes.
+    /// Prints a line every `iterations` training iterations (default 10); with 0, only at the end of each pass.
     pub fn every(mut self, iterations: usize) -> Self {
         self.every = iterations;
         self
     }
 
-    fn say(&mut self, line: &str) {
-        // Nobody to tell: standard error of a training that lost its log helps no one, and the run goes on.
+    fn print(&mut self, line: &str) {
+        // A lost line is no reason to end the training.
         let _ = self.output.write_all(format!("{line}\n").as_bytes()).and_then(|()| self.output.flush());
     }
 
     fn label(&self, id: &MetricId) -> String {
         let known = self.definitions.iter().find(|definition| definition.metric_id == *id);
         let name = known.map_or("unregistered metric", |definition| definition.name.as_str());
-        let machine = if OF_THE_MACHINE.contains(&name) { " (rank 0)" } else { "" };
+        let machine = if MACHINE_METRICS.contains(&name) { " (rank 0)" } else { "" };
         format!("{name}{machine}")
     }
 
@@ -90,13 +90,13 @@ impl PlainRenderer {
             let label = self.label(&entry.metric_id);
             pass.add(label, entry, number);
         }
-        let complete = pass.proceed(items, iteration);
+        let complete = pass.advance(items, iteration);
         let due = self.every > 0 && iteration.is_some_and(|iteration| iteration.is_multiple_of(self.every));
         if within && due {
-            self.say(&pass.line(false));
+            self.print(&pass.line(false));
         }
         if complete {
-            self.say(&pass.line(true));
+            self.print(&pass.line(true));
             pass.reported = true;
         }
         self.pass = Some(pass);
@@ -104,14 +104,14 @@ impl PlainRenderer {
 
     fn end_pass(&mut self) {
         if let Some(pass) = self.pass.take().filter(|pass| !pass.reported) {
-            self.say(&pass.line(true));
+            self.print(&pass.line(true));
         }
     }
 
     fn end(&mut self, summary: Option<LearnerSummary>) {
         self.end_pass();
         if let Some(summary) = summary {
-            self.say(&summary.to_string());
+            self.print(&summary.to_string());
         }
     }
 }
@@ -149,7 +149,7 @@ impl MetricsRendererTraining for PlainRenderer {
 
 impl MetricsRendererEvaluation for PlainRenderer {
     fn update_test(&mut self, name: EvaluationName, state: MetricState) {
-        // What is rendered next has no name, but a pass has one title.
+        // `render_test` does not get the name, so the pass keeps it.
         let title = if name.as_str().is_empty() { "test".into() } else { format!("test {name}") };
         if self.pass.as_ref().is_none_or(|pass| pass.title != title) {
             self.end_pass();
@@ -182,14 +182,14 @@ fn title(progress: &TrainingProgress, split: &str) -> String {
     format!("epoch {items_processed}/{items_total} | {split}")
 }
 
-/// One time through one split.
+/// One pass over one split.
 struct Pass {
     title: String,
     items: Option<Progress>,
     iteration: Option<usize>,
-    /// In the order in which Burn updates them, which is that of registration; definitions come in any order.
+    /// Metrics in the order of Burn's updates, which is that of registration; definitions come in any order.
     metrics: Vec<Tally>,
-    /// Whether its last line is out already.
+    /// True once the last line is printed.
     reported: bool,
 }
 
@@ -207,9 +207,9 @@ impl Pass {
         self.metrics[index].add(&entry, number);
     }
 
-    /// Whether this was certainly the last step. A stream that does not know its length may call every item so
-    /// far the total, so only a total that was announced before it was reached counts.
-    fn proceed(&mut self, items: Option<Progress>, iteration: Option<usize>) -> bool {
+    /// Updates the progress, and returns true if this was certainly the last step. A stream of unknown length may give the
+    /// items so far as the total, so only a total that was announced before it was reached counts.
+    fn advance(&mut self, items: Option<Progress>, iteration: Option<usize>) -> bool {
         let total = |progress: &Progress| progress.items_total;
         let announced = self.items.as_ref().filter(|before| before.items_processed < before.items_total);
         let reached = items.as_ref().filter(|now| now.items_processed >= now.items_total);
@@ -227,7 +227,7 @@ impl Pass {
         if whole {
             parts.push("epoch mean".into());
         }
-        // A text is of one batch.
+        // A text describes one batch, so it is left out of the line for the pass.
         let shown = self.metrics.iter().filter(|tally| !whole || tally.weight > 0.0);
         parts.extend(shown.map(|tally| tally.text(whole)));
         parts.join(" | ")
@@ -239,7 +239,7 @@ struct Tally {
     label: String,
     latest: String,
     sum: f64,
-    /// Items of all numeric values; 0 for a metric that has none.
+    /// Items of all numeric values; 0 for a metric without any.
     weight: f64,
 }
 
@@ -271,7 +271,7 @@ impl Tally {
     }
 }
 
-/// `value` with six significant digits.
+/// Formats `value` with six significant digits.
 fn digits(value: f64) -> String {
     let size = value.abs();
     if value == 0.0 || !value.is_finite() {

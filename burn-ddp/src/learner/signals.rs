@@ -1,9 +1,15 @@
-//! SIGINT and SIGTERM as a wish to stop at the next step, on all ranks at the same one.
+//! SIGINT and SIGTERM as requests to stop the training.
 //!
-//! A signal handler cannot be taken back: `signal-hook` leaves its own in place, and with nobody watching the process
-//! would be deaf to a signal that ended it before. So the first launch of a process starts a thread that stays, and
-//! that does what the signals did without us whenever no launch watches. Handlers are the process's, and so is the list
-//! of launches that is kept here.
+//! `signal-hook` cannot remove a handler, and a process whose handler does nothing could not be ended by the signal any
+//! more. So the first launch of a process starts a thread that lives as long as the process:
+//!
+//! ```text
+//! signal -> thread |- a launch is running, first signal  -> StopSignals::received, the training stops
+//!                  |- a launch is running, second signal -> default action: the process ends
+//!                  `- no launch is running               -> default action, unless the program had a handler
+//! ```
+//!
+//! Signal handlers belong to the process, and so does the list of launches in this file.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,54 +21,54 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::error::{Error, Result};
 
-/// `timeout` and some schedulers send the same signal twice at once; only a later one means impatience.
-const IMPATIENCE: Duration = Duration::from_millis(200);
+/// Minimum time between a first and a second signal: `timeout` and some schedulers send a signal twice at once.
+const SECOND_AFTER: Duration = Duration::from_millis(200);
 
-/// Launches that watch; `None` before the first.
-static WATCHING: Mutex<Option<Vec<Weak<Seen>>>> = Mutex::new(None);
+/// Running launches; `None` before the first.
+static LAUNCHES: Mutex<Option<Vec<Weak<Received>>>> = Mutex::new(None);
 
-fn watching() -> MutexGuard<'static, Option<Vec<Weak<Seen>>>> {
-    WATCHING.lock().unwrap_or_else(PoisonError::into_inner)
+fn launches() -> MutexGuard<'static, Option<Vec<Weak<Received>>>> {
+    LAUNCHES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What one launch has seen.
+/// Signals that one launch has received.
 #[derive(Default)]
-struct Seen {
-    /// The first signal; 0 before it.
-    came: AtomicI32,
-    first: Mutex<Option<Instant>>,
+struct Received {
+    /// Number of the first signal; 0 before it.
+    first: AtomicI32,
+    at: Mutex<Option<Instant>>,
 }
 
-impl Seen {
-    /// Notes a signal; whether it is a second one that means impatience.
-    fn signal(&self, signal: i32, now: Instant) -> bool {
-        let _ = self.came.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
-        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-        now.duration_since(*first.get_or_insert(now)) >= IMPATIENCE
+impl Received {
+    /// Adds a signal, and returns true if it is a second one.
+    fn add(&self, signal: i32, now: Instant) -> bool {
+        let _ = self.first.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
+        let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        now.duration_since(*at.get_or_insert(now)) >= SECOND_AFTER
     }
 }
 
-/// Watches the signals while it lives; a second one ends the process as if nobody watched.
-pub(super) struct StopSignals(Option<Arc<Seen>>);
+/// Watch of the signals for one launch, which ends when this is dropped.
+pub(super) struct StopSignals(Option<Arc<Received>>);
 
 impl StopSignals {
-    /// Watches both signals, or nothing if not `wanted`.
+    /// Watches both signals, or none if not `wanted`.
     pub(super) fn watch(wanted: bool) -> Result<Self> {
         if !wanted {
             return Ok(Self(None));
         }
-        let seen = Arc::<Seen>::default();
-        let mut watching = watching();
-        if watching.is_none() {
-            listen()?;
+        let received = Arc::<Received>::default();
+        let mut launches = launches();
+        if launches.is_none() {
+            start_thread()?;
         }
-        watching.get_or_insert_default().push(Arc::downgrade(&seen));
-        Ok(Self(Some(seen)))
+        launches.get_or_insert_default().push(Arc::downgrade(&received));
+        Ok(Self(Some(received)))
     }
 
-    /// The name of the signal that came first, if one did.
-    pub(super) fn came(&self) -> Option<&'static str> {
-        match self.0.as_ref()?.came.load(Ordering::SeqCst) {
+    /// Name of the first signal, if one was received.
+    pub(super) fn received(&self) -> Option<&'static str> {
+        match self.0.as_ref()?.first.load(Ordering::SeqCst) {
             0 => None,
             SIGINT => Some("SIGINT"),
             _ => Some("SIGTERM"),
@@ -70,40 +76,39 @@ impl StopSignals {
     }
 }
 
-/// Starts the thread that is told of signals.
-fn listen() -> Result<()> {
+/// Starts the thread that handles signals.
+fn start_thread() -> Result<()> {
     let (ignored, caught) = (mask("SigIgn:"), mask("SigCgt:"));
-    // Of a job in the background the shell wants no SIGINT to be heard.
+    // A shell makes a job in the background ignore SIGINT, and it stays ignored.
     let signals: Vec<i32> = [SIGINT, SIGTERM].into_iter().filter(|signal| !has(ignored, *signal)).collect();
     let mut signals = Signals::new(signals).map_err(|error| Error::io("cannot watch signals", error))?;
-    let answer = move || {
+    let handle = move || {
         for signal in signals.forever() {
-            if answered_by_default(signal, caught) {
-                // Without effect only for signals that are not known to it, and these are.
+            if needs_default_action(signal, caught) {
+                // Fails only for signals that it does not know.
                 let _ = emulate_default_handler(signal);
             }
         }
     };
     std::thread::Builder::new()
         .name("learner-signals".into())
-        .spawn(answer)
+        .spawn(handle)
         .map_err(|error| Error::io("cannot start the thread for signals", error))?;
     Ok(())
 }
 
-/// Tells the launches that watch. Whether the signal is to do what it does by default: there is no such launch (unless
-/// somebody else had `caught` the signal before us, who has got it too), or one that was told before.
-fn answered_by_default(signal: i32, caught: u64) -> bool {
+/// Adds the signal to all running launches, and returns true if its default action is due: a launch receives it for the
+/// second time, or no launch runs and the program had not `caught` it before the first launch.
+fn needs_default_action(signal: i32, caught: u64) -> bool {
     let now = Instant::now();
-    let mut watching = watching();
-    let launches = watching.get_or_insert_default();
+    let mut launches = launches();
+    let launches = launches.get_or_insert_default();
     launches.retain(|launch| launch.strong_count() > 0);
-    let impatient =
-        launches.iter().filter_map(Weak::upgrade).filter(|launch| launch.signal(signal, now)).count();
-    if launches.is_empty() { !has(caught, signal) } else { impatient > 0 }
+    let second = launches.iter().filter_map(Weak::upgrade).filter(|launch| launch.add(signal, now)).count();
+    if launches.is_empty() { !has(caught, signal) } else { second > 0 }
 }
 
-/// A mask of signals of this process; empty where the system does not tell.
+/// Reads a signal mask of this process from `/proc`; empty on systems without it.
 fn mask(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name));

@@ -1,7 +1,7 @@
-//! What ranks other than 0 draw with.
+//! The renderer of ranks other than 0, which prints nothing.
 //!
-//! All ranks run the same metrics machinery, but one log is enough: rank 0's numbers are those of all ranks.
-//! Without a renderer of its own a rank would get Burn's default one, which prints, or takes the terminal.
+//! Burn starts metrics and renderer on every rank, but rank 0's numbers are those of all ranks. Without a renderer of its
+//! own a rank would get Burn's default one, which prints or takes the terminal.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,16 +12,16 @@ use burn::train::renderer::{
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
 
-/// Prints nothing and remembers the names of the metrics, which cannot be asked for elsewhere.
+/// Prints nothing and collects the names of the metrics, which Burn tells to renderers only.
 #[derive(Clone, Default)]
-pub(crate) struct Silent {
-    /// In the order in which Burn gives them, which differs from process to process: sort before comparing.
-    pub(crate) names: Arc<Mutex<Vec<String>>>,
+pub(super) struct SilentRenderer {
+    /// Names in the order in which Burn gives them, which differs between processes: sort before comparing.
+    pub(super) names: Arc<Mutex<Vec<String>>>,
 }
 
 type Ended = Result<(), Box<dyn std::error::Error>>;
 
-impl MetricsRendererTraining for Silent {
+impl MetricsRendererTraining for SilentRenderer {
     fn update_train(&mut self, _: MetricState) {}
 
     fn update_valid(&mut self, _: MetricState) {}
@@ -35,7 +35,7 @@ impl MetricsRendererTraining for Silent {
     }
 }
 
-impl MetricsRendererEvaluation for Silent {
+impl MetricsRendererEvaluation for SilentRenderer {
     fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
 
     fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
@@ -45,7 +45,7 @@ impl MetricsRendererEvaluation for Silent {
     }
 }
 
-impl MetricsRenderer for Silent {
+impl MetricsRenderer for SilentRenderer {
     fn manual_close(&mut self) {}
 
     fn register_metric(&mut self, definition: MetricDefinition) {
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn names_reach_whoever_holds_them() {
-        let mut silent = Silent::default();
+        let mut silent = SilentRenderer::default();
         let names = silent.names.clone();
         for name in ["Loss", "Accuracy"] {
             silent.register_metric(MetricDefinition {

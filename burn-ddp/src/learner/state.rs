@@ -1,7 +1,7 @@
-//! Optimizer and schedule of a learner, read, sent and written.
+//! Optimizer state and learning rate schedule of a learner, sent from rank 0 to all ranks.
 //!
-//! Burn's `Learner` shows neither. What it does is hand records of both to a checkpointer, so one that keeps them in
-//! memory reads them; `load_optim` and `load_scheduler` write them.
+//! Burn's `Learner` gives access to neither, but it hands records of both to a checkpointer. So a checkpointer that keeps
+//! records in memory reads them, and `load_optim` and `load_scheduler` write them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 use crate::rank::Rank;
 
-/// Gives `learner` on every rank the optimizer state and the position in the learning rate schedule of rank 0's.
+/// Gives `learner` on every rank rank 0's optimizer state and position in the learning rate schedule; all ranks call it.
 pub(super) fn broadcast<LC: LearningComponentsTypes>(
     learner: &mut Learner<LC>,
     store: &EventStoreClient,
@@ -32,7 +32,7 @@ pub(super) fn broadcast<LC: LearningComponentsTypes>(
     };
     let optimizer = group.broadcast_bytes(&optimizer, Rank(0))?;
     let scheduler = group.broadcast_bytes(&scheduler, Rank(0))?;
-    // On rank 0 too: a record changes half precision, and all ranks have to end with the same.
+    // Rank 0 loads its own record too: a record changes half precision, and all ranks must end with equal numbers.
     let device = group.device();
     learner.load_optim(decode::<TrainingBackend<LC>, LearnerOptimizerRecord<LC>>(optimizer, device)?);
     learner.load_scheduler(decode::<TrainingBackend<LC>, LearnerSchedulerRecord<LC>>(scheduler, device)?);
@@ -43,15 +43,15 @@ fn records<LC: LearningComponentsTypes>(
     learner: &Learner<LC>,
     store: &EventStoreClient,
 ) -> Result<(LearnerOptimizerRecord<LC>, LearnerSchedulerRecord<LC>)> {
-    let (optimizer, scheduler) = (Slot::default(), Slot::default());
+    let (optimizer, scheduler) = (RecordSlot::default(), RecordSlot::default());
     let mut checkpointer = LearningCheckpointer::<LC>::new(
-        AsyncCheckpointer::new(Slot::default()),
+        AsyncCheckpointer::new(RecordSlot::default()),
         AsyncCheckpointer::new(optimizer.clone()),
         AsyncCheckpointer::new(scheduler.clone()),
         Box::new(Always),
     );
     checkpointer.checkpoint(learner, 0, store);
-    // Waits for its threads, and with them for the records.
+    // Dropping waits for its threads, and so for the records.
     drop(checkpointer);
     match (optimizer.take(), scheduler.take()) {
         (Some(optimizer), Some(scheduler)) => Ok((optimizer, scheduler)),
@@ -74,28 +74,28 @@ fn failed(what: &str, error: impl std::fmt::Display) -> Error {
     Error::with_source(ErrorKind::Io, message, error.to_string())
 }
 
-/// A checkpointer that keeps the record it is given.
-struct Slot<R>(Arc<Mutex<Option<R>>>);
+/// A checkpointer that keeps the last record in memory.
+struct RecordSlot<R>(Arc<Mutex<Option<R>>>);
 
-impl<R> Default for Slot<R> {
+impl<R> Default for RecordSlot<R> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-impl<R> Clone for Slot<R> {
+impl<R> Clone for RecordSlot<R> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<R> Slot<R> {
+impl<R> RecordSlot<R> {
     fn take(&self) -> Option<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-impl<R: Record<B>, B: Backend> Checkpointer<R, B> for Slot<R> {
+impl<R: Record<B>, B: Backend> Checkpointer<R, B> for RecordSlot<R> {
     fn save(&self, _epoch: usize, record: R) -> Result<(), CheckpointerError> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
         Ok(())
@@ -110,6 +110,7 @@ impl<R: Record<B>, B: Backend> Checkpointer<R, B> for Slot<R> {
     }
 }
 
+/// A strategy that saves at every opportunity.
 struct Always;
 
 impl CheckpointingStrategy for Always {

@@ -1,27 +1,28 @@
-//! The strategy that Burn calls: everything before the first epoch and after the last.
+//! The strategy that Burn calls with everything that its launch has built.
+//!
+//! [`Strategy`] prepares the learner and lets Burn's own `train` do the rest for which it is right: start and end of the
+//! events, and the summary. That `train` calls `fit` of [`Epochs`], which runs the epochs. Neither can return an error, so
+//! an error is stored in [`Strategy::failure`], and a panic without a message leaves Burn's launch.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::module::Module;
-use burn::tensor::backend::Backend;
-use burn::train::renderer::MetricsRenderer;
+use burn::train::metric::store::EventStoreClient;
 use burn::train::{
-    AsyncProcessorTraining, EventProcessorTraining, Learner, LearnerEvent, LearningComponentsTypes,
-    LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader,
-    TrainingComponents, TrainingModel, ValidLoader,
+    Interrupter, Learner, LearningCheckpointer, LearningComponentsTypes, LearningResult,
+    SupervisedLearningStrategy, TrainLoader, TrainingComponents, TrainingModel, ValidLoader,
 };
 
+use super::ending::{Ending, drop_checkpointer, drop_renderer};
+use super::events::{Events, settle};
 use super::options::DdpStrategy;
 use super::output::DdpOutput;
 use super::panics::Panics;
-use super::session::{Events, Session, saved, settle};
-use super::silent::Silent;
-use super::{Inner, TrainOutputOf, ValidOutputOf, state};
+use super::prepare::{Prepared, prepare};
+use super::session::{Session, check_checkpoints};
+use super::types::{Inner, Processor, TrainOutputOf, ValidOutputOf};
 use crate::error::{Error, Result};
-use crate::parameters;
-use crate::rank::Rank;
-use crate::replica::{Replica, Reproducibility};
+use crate::replica::Replica;
 
 /// One launch on this rank.
 pub(super) struct Strategy<LC: LearningComponentsTypes> {
@@ -29,15 +30,8 @@ pub(super) struct Strategy<LC: LearningComponentsTypes> {
     panics: Panics,
     /// Metrics that this rank's renderer was told of.
     names: Arc<Mutex<Vec<String>>>,
-    /// Why the launch failed; Burn's `train` has no way to return it.
+    /// The error of the launch, which Burn's `train` has no way to return.
     pub(super) failure: Arc<Mutex<Option<Error>>>,
-}
-
-/// What is ready before the first epoch.
-struct Prepared<LC: LearningComponentsTypes> {
-    learner: Learner<LC>,
-    replica: Replica<LC::Backend>,
-    first_epoch: usize,
 }
 
 impl<LC: LearningComponentsTypes> Strategy<LC> {
@@ -45,112 +39,33 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
         Self { ddp, panics, names, failure: Arc::default() }
     }
 
-    /// The same learner on every rank, at the epoch from which rank 0 goes on.
-    fn prepare(
-        &self,
-        mut learner: Learner<LC>,
-        components: &mut TrainingComponents<LC>,
-    ) -> Result<Prepared<LC>> {
-        let group = &self.ddp.group;
-        group.ranks().agree_on_error(match (components.grad_accumulation, self.ddp.options.replica.reproducibility) {
-            (Some(0), _) => {
-                Err(Error::config("grads_accumulation(0): give the micro-steps of an optimizer step"))
-            }
-            (_, Reproducibility::AnyWorldSize { .. }) => Err(Error::config(
-                "Reproducibility::AnyWorldSize with a Learner: it divides every batch among the ranks, so that each \
-                 number of ranks computes other sums; use a loop of your own, with the same micro-batches in all \
-                 worlds",
-            )),
-            _ => Ok(()),
-        })?;
-        let settings = format!(
-            "{} epochs, gradients accumulated over {}, {:?}",
-            components.num_epochs,
-            components.grad_accumulation.unwrap_or(1),
-            self.ddp.options
-        );
-        group.ranks().compare("trainings", settings)?;
-        learner.fork(group.device());
-        let mut last_epoch = 0;
-        if group.rank().is_root() {
-            last_epoch = components.checkpoint.unwrap_or(0);
-            if let (Some(epoch), Some(checkpointer)) = (components.checkpoint, &components.checkpointer) {
-                let built = specs(&learner);
-                let loaded = self.panics.guard_threads(&format!("loading checkpoint {epoch}"), || {
-                    checkpointer.load_checkpoint(learner, group.device(), epoch)
-                });
-                learner = loaded.map_err(|error| {
-                    error.context(format!(
-                        "checkpoint({epoch}) cannot be loaded; is it in the folder `checkpoint` of the artifacts, saved \
-                         by the same recorder"
-                    ))
-                })?;
-                same_model(&built, &specs(&learner))
-                    .map_err(|error| error.context(format!("checkpoint {epoch} is of another model")))?;
-            }
-        }
-        let last_epoch = group.broadcast_bytes(&last_epoch.to_le_bytes(), Rank(0))?;
-        let last_epoch = last_epoch.try_into().map_or(0, usize::from_le_bytes);
-        let (model, replica) = Replica::new(learner.model(), group, self.ddp.options.replica.clone())?;
-        if group.world_size() > 1 {
-            learner.load_model(model.into_record());
-            state::broadcast(&mut learner, &components.event_store, group)?;
-        }
-        if let Rank(rank @ 1..) = group.rank() {
-            // A training that goes on does not draw again what its first epoch drew.
-            let seed = mix(mix(self.ddp.options.seed, rank as u64), last_epoch as u64);
-            <LC::Backend as Backend>::seed(group.device(), seed);
-        }
-        Ok(Prepared { learner, replica, first_epoch: last_epoch + 1 })
-    }
-
-    /// Keeps the error, tells the peers, gives the terminal back, and leaves Burn's `launch` without a word.
-    fn leave(&self, error: Error, mut processor: SupervisedTrainingEventProcessor<LC>) -> ! {
+    /// Ends the group by `error`, stores it, gives the terminal back, and leaves Burn's `launch`.
+    fn leave(&self, error: Error, processor: Processor<LC>) -> ! {
         self.ddp.group.fail(&error);
-        // The renderer restores the terminal when it is dropped; its thread may be gone.
-        let _ = self.panics.guard_threads("the renderer", || {
-            settle::<LC>(&mut processor);
-            drop(processor.renderer());
-        });
+        drop_renderer::<LC>(&self.panics, processor);
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         std::panic::resume_unwind(Box::new("the training failed"))
     }
-}
 
-/// Path and shape of every parameter.
-fn specs<LC: LearningComponentsTypes>(learner: &Learner<LC>) -> Vec<(String, Vec<usize>)> {
-    let params = parameters::describe::<LC::Backend, _>(&learner.model());
-    params.into_iter().map(|param| (param.spec.path, param.spec.shape)).collect()
-}
-
-/// Refuses a record that has changed the model: Burn takes shapes as they come and drops layers that a record lacks.
-fn same_model(built: &[(String, Vec<usize>)], loaded: &[(String, Vec<usize>)]) -> Result<()> {
-    let of = |all: &[(String, Vec<usize>)], path: &str| {
-        all.iter().find(|one| one.0 == path).map(|one| one.1.clone())
-    };
-    for (path, here) in built {
-        match of(loaded, path) {
-            None => return Err(Error::config(format!("it has no `{path}`, which the learner's model has"))),
-            Some(there) if there != *here => {
-                return Err(Error::config(format!(
-                    "`{path}` is {there:?} there and {here:?} in the learner's model"
-                )));
-            }
-            Some(_) => {}
-        }
+    /// Waits for metrics, checkpoints and all ranks after the last epoch, and returns the first error.
+    fn finish(
+        &self,
+        trained: Result<()>,
+        processor: &mut Processor<LC>,
+        store: Arc<EventStoreClient>,
+        checkpointer: Option<LearningCheckpointer<LC>>,
+        interrupter: &Interrupter,
+    ) -> Result<()> {
+        let Self { ddp, panics, .. } = self;
+        // After a stop, metrics may still be pending.
+        let settled = panics.guard_threads("the metrics", || settle::<LC>(processor));
+        // The last checkpoint may still be pending, and it fails for all ranks or for none.
+        let written = drop_checkpointer(panics, checkpointer)
+            .and_then(|()| check_checkpoints(interrupter, ddp.group.rank()));
+        // The store's thread may have ended, which must not hide the cause.
+        let stored = panics.guard_threads("the metric store", || drop(store));
+        trained.and(settled).and(written).and(stored).and_then(|()| ddp.group.barrier())
     }
-    match loaded.iter().find(|(path, _)| of(built, path).is_none()) {
-        None => Ok(()),
-        Some((path, _)) => Err(Error::config(format!("it has `{path}`, which the learner's model has not"))),
-    }
-}
-
-/// A seed for one rank (or epoch) of many: `SplitMix64`, whose outputs for neighbouring inputs are unrelated (Steele, Lea, Flood 2014).
-fn mix(seed: u64, rank: u64) -> u64 {
-    let mut z = seed.wrapping_add(rank.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 impl<LC> SupervisedLearningStrategy<LC> for Strategy<LC>
@@ -171,7 +86,7 @@ where
             components.summary = None;
             components.early_stopping = None;
         }
-        match self.prepare(learner, &mut components) {
+        match prepare(&self.ddp, &self.panics, learner, &components) {
             Ok(Prepared { learner, replica, first_epoch }) => {
                 components.checkpoint = None;
                 let epochs = Epochs { strategy: self, prepared: RefCell::new(Some((replica, first_epoch))) };
@@ -179,7 +94,7 @@ where
             }
             Err(error) => {
                 let TrainingComponents { event_processor, checkpointer, .. } = components;
-                let _ = drop_quietly(&self.panics, checkpointer);
+                let _ = drop_checkpointer(&self.panics, checkpointer);
                 self.leave(error, event_processor)
             }
         }
@@ -192,13 +107,13 @@ where
         _train: TrainLoader<LC>,
         _valid: ValidLoader<LC>,
         _first_epoch: usize,
-    ) -> (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>) {
+    ) -> (TrainingModel<LC>, Processor<LC>) {
         let error = Error::config("the strategy's `fit` was called without its `train`");
         self.leave(error, components.event_processor)
     }
 }
 
-/// The part for which Burn's own `train` is right: start and end of the events, the summary with the model.
+/// The epochs of a prepared training, as a strategy whose `train` is Burn's own.
 struct Epochs<'a, LC: LearningComponentsTypes> {
     strategy: &'a Strategy<LC>,
     prepared: RefCell<Option<(Replica<LC::Backend>, usize)>>,
@@ -217,8 +132,8 @@ where
         train: TrainLoader<LC>,
         valid: ValidLoader<LC>,
         _first_epoch: usize,
-    ) -> (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>) {
-        let Strategy { ddp, panics, names, .. } = self.strategy;
+    ) -> (TrainingModel<LC>, Processor<LC>) {
+        let Strategy { ddp, panics, names, failure } = self.strategy;
         let TrainingComponents {
             num_epochs,
             mut checkpointer,
@@ -234,94 +149,17 @@ where
             self.strategy.leave(error, event_processor)
         };
         let events = Events::new(event_processor, event_store, panics.clone(), ddp.group.rank());
+        let (panics_of_session, stop) = (panics.clone(), interrupter.clone());
         let accumulation = grad_accumulation.unwrap_or(1);
-        let mut session = Session::new(ddp, replica, learner, events, interrupter.clone(), accumulation);
-        let trained =
-            session.train(names, train, valid, first_epoch..=num_epochs, &mut checkpointer, early_stopping);
-        // Before the replica, which may be in the middle of a backward pass, is dropped and finds another cause.
+        let mut session = Session::new(ddp, replica, learner, events, panics_of_session, stop, accumulation);
+        let epochs = first_epoch..=num_epochs;
+        let trained = session.train(names, train, valid, epochs, &mut checkpointer, early_stopping);
+        // Before the replica is dropped, which ends the group by another cause if a backward pass is incomplete.
         let trained = trained.inspect_err(|error| ddp.group.fail(error));
         let (learner, mut processor, store) = session.into_parts();
-        // After a stop there may be metrics to come.
-        let settled = panics.guard_threads("the metrics", || settle::<LC>(&mut processor));
-        // The last checkpoint may still be on its way, and it fails for all ranks or for none.
-        let written = drop_quietly(panics, checkpointer).and_then(|()| saved(&interrupter, ddp.group.rank()));
-        // Its thread may be gone, which must not hide why.
-        let stored = panics.guard_threads("the metric store", || drop(store));
-        match trained.and(settled).and(written).and(stored).and_then(|()| ddp.group.barrier()) {
-            Ok(()) => (learner.model(), Ending::<LC>::guard(processor, panics, &self.strategy.failure)),
+        match self.strategy.finish(trained, &mut processor, store, checkpointer, &interrupter) {
+            Ok(()) => (learner.model(), Ending::<LC>::guard(processor, panics, failure)),
             Err(error) => self.strategy.leave(error, processor),
         }
-    }
-}
-
-/// Burn's processor after the last epoch. Burn sends it the end and then waits for its renderer, for ever if the end was
-/// too much for it (a summary that nobody reads panics): so its answer goes through here.
-struct Ending<LC: LearningComponentsTypes> {
-    processor: SupervisedTrainingEventProcessor<LC>,
-    panics: Panics,
-    failure: Arc<Mutex<Option<Error>>>,
-}
-
-impl<LC> Ending<LC>
-where
-    LC: LearningComponentsTypes + Send + 'static,
-    TrainOutputOf<LC>: DdpOutput,
-    ValidOutputOf<LC>: DdpOutput,
-{
-    fn guard(
-        processor: SupervisedTrainingEventProcessor<LC>,
-        panics: &Panics,
-        failure: &Arc<Mutex<Option<Error>>>,
-    ) -> SupervisedTrainingEventProcessor<LC> {
-        let ending = Self { processor, panics: panics.clone(), failure: failure.clone() };
-        AsyncProcessorTraining::new(ending)
-    }
-
-    fn note(&self, outcome: Result<()>) {
-        if let Err(error) = outcome {
-            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        }
-    }
-}
-
-impl<LC> EventProcessorTraining<LearnerEvent<TrainOutputOf<LC>>, LearnerEvent<ValidOutputOf<LC>>>
-    for Ending<LC>
-where
-    LC: LearningComponentsTypes + Send + 'static,
-    TrainOutputOf<LC>: DdpOutput,
-    ValidOutputOf<LC>: DdpOutput,
-{
-    fn process_train(&mut self, event: LearnerEvent<TrainOutputOf<LC>>) {
-        let sent = self.panics.guard_threads("the end", || self.processor.process_train(event));
-        self.note(sent);
-    }
-
-    fn process_valid(&mut self, event: LearnerEvent<ValidOutputOf<LC>>) {
-        let sent = self.panics.guard_threads("the end", || self.processor.process_valid(event));
-        self.note(sent);
-    }
-
-    fn renderer(mut self) -> Box<dyn MetricsRenderer> {
-        let settled = self.panics.guard_threads("the renderer", || settle::<LC>(&mut self.processor));
-        let answered = settled.is_ok();
-        self.note(settled);
-        if answered { self.processor.renderer() } else { Box::new(Silent::default()) }
-    }
-}
-
-/// Waits for the threads of `checkpointer`; one that panicked is an error and no second panic.
-fn drop_quietly<T>(panics: &Panics, checkpointer: T) -> Result<()> {
-    panics.guard_threads("the checkpointer", || drop(checkpointer))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seeds_differ_by_rank_and_by_seed() {
-        let seeds = [mix(0, 1), mix(0, 2), mix(1, 1), mix(1, 2)];
-        assert!((1..4).all(|i| !seeds[..i].contains(&seeds[i])), "{seeds:?}");
-        assert_eq!(mix(7, 3), mix(7, 3));
     }
 }

@@ -1,83 +1,82 @@
 //! Batch normalization by the statistics of the global batch.
 //!
-//! Burn's `BatchNorm` normalizes by the batch it sees, which under data parallelism is a rank's share, so N
-//! processes cannot train what one does. Here the statistics are those of all ranks' items together.
+//! Burn's `BatchNorm` normalizes by the batch it sees, which is a rank's share of the global batch, so N processes cannot
+//! train what one does. [`SyncBatchNorm`] takes the statistics over all ranks' items.
 //!
 //! # One collective, and exact
 //!
-//! Sums of `x` and of `x²` would be one collective as well, but their difference loses everything where the
-//! mean is large against the deviation: mean 1000, deviation 1 leaves no digit of the variance in f32. Two
-//! collectives, the second over squared deviations from the global mean, are exact and cost a second round trip
-//! in each direction. So each rank takes its own mean `m_r` and its own sum of squared deviations `q_r`, as a
-//! single process does, the ranks gather `[m_r, q_r, c_r]` (`c_r` elements a channel), and each combines them
-//! by Chan's formula
+//! Each rank computes the mean `m_r` and the sum of squared deviations `q_r` of each channel over its `c_r` elements. The
+//! ranks gather `[m_r, q_r, c_r]`, of length `2C + 1` for `C` channels, and each combines them by Chan's formula in rank
+//! order, so that the bits are equal on all ranks:
 //!
 //! ```text
 //! c = Σ c_r     mean = Σ c_r m_r / c     var = (Σ q_r + Σ c_r (m_r - mean)²) / c
 //! ```
 //!
-//! in rank order, so that the bits are equal on all ranks. Going back, the gradient of what was gathered is
-//! summed over ranks and scattered: one collective a layer in each direction. The variance is the biased one
-//! (`/ c`), for the normalization and for the running variance, as in Burn. Deviations are taken from means
-//! that are cut off from the graph: `Σ (x - m) = 0`, so the derivative through them is zero, and leaving it out
-//! leaves out its rounding error.
+//! In the backward pass the gradient of the gathered values is summed over ranks and scattered. The variance is the biased
+//! one (`/ c`), for the normalization and for the running variance, as in Burn. Deviations are taken from means that are
+//! detached from the graph: the derivative through them is zero, because `Σ (x - m) = 0`, and detaching leaves out its
+//! rounding error.
 //!
-//! # Whose gradient
+//! The alternatives are worse. Sums of `x` and `x²` are one collective as well, but their difference loses all digits of the
+//! variance in f32 at mean 1000 and deviation 1. A second collective over squared deviations from the global mean is exact
+//! and costs another round trip in each direction.
 //!
-//! Let rank r have `n_r` of the `N` items, `L_r` be the mean loss of its items, and `s` the gathered
-//! statistics. The loss of the global batch is `L = Σ_r (n_r / N) L_r`, and parameters act on it through each
-//! rank's own activations and through `s`, which rank q influences by its own part `s_q`:
+//! # Gradient with unequal shares
+//!
+//! Let rank r have `n_r` of the `N` items, `L_r` be the mean loss of its items, and `s` the gathered statistics. The loss of
+//! the global batch is `L = Σ_r (n_r / N) L_r`. Parameters act on it through each rank's own activations and through `s`,
+//! which rank q influences by its own part `s_q`:
 //!
 //! ```text
 //! dL/dθ = Σ_q (n_q / N) [ ∂L_q/∂x_q · dx_q/dθ ]  +  Σ_q [ Σ_r (n_r / N) ∂L_r/∂s_q ] · ds_q/dθ
 //! ```
 //!
-//! Rank q computes `g_q`, and the reducer makes `Σ_q n_q g_q / N` of all of them, so `g_q` must hold the second
-//! term as
+//! Rank q computes `g_q`, and the reducer makes `Σ_q n_q g_q / N` of them, so `g_q` must contain the second term as
 //!
 //! ```text
 //! (1 / n_q) · [ Σ_r n_r ∂L_r/∂s_q ] · ds_q/dθ
 //! ```
 //!
-//! That is what the backward pass does: each rank multiplies the gradient of `s` by its `n_r`, the ranks sum,
-//! and each divides its part by its own `n_q`. With equal shares the factors cancel and a plain sum remains;
-//! with unequal ones a plain sum is wrong (it is what PyTorch does). Only ratios between the ranks of one
-//! micro-step enter, so the same holds for each micro-step of an accumulation window, with or without weights.
-//! A rank without items (`n_q = 0`) sends zeros and gets zeros.
+//! The backward pass does this: each rank multiplies the gradient of `s` by its `n_r`, the ranks sum, and each divides its
+//! part by its own `n_q`. With equal shares the factors cancel and a plain sum remains; with unequal shares a plain sum,
+//! which PyTorch takes, is wrong. Only ratios between the ranks of one micro-step enter, so the same holds for each
+//! micro-step of an accumulation window, with or without weights. A rank without items (`n_q = 0`) sends and gets zeros.
 //!
-//! `n_r` is the first dimension of the layer's input. **This assumes that the loss is a mean over items,
-//! weighed by items** ([`MicroStep::with_weight`](crate::MicroStep::with_weight), as the learner does, or equal
-//! shares), and that the first dimension is in proportion to them on all ranks, as it is for `[items, channels,
-//! ..]` and for `[items * steps, channels]` of one length. Where every rank's loss counts the same whatever its
-//! items, build the layers with [`SyncGroup::with_equal_weights`].
+//! `n_r` is the first dimension of the layer's input. **This assumes that the loss is a mean over items, weighed by items**
+//! ([`MicroStep::with_weight`](crate::MicroStep::with_weight), as the learner does, or equal shares), and that the first
+//! dimension is in proportion to them on all ranks, as in `[items, channels, ..]` and in `[items * steps, channels]` of one
+//! length. If every rank's loss counts equally, build the layers with [`SyncGroup::with_equal_weights`].
 
 use burn::config::Config;
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::SyncGroup;
+use super::group::SyncGroup;
 use crate::error::{Error, Result};
 
-/// Configuration of a [`SyncBatchNorm`], with the fields and defaults of Burn's `BatchNormConfig`.
+/// Configuration of a [`SyncBatchNorm`], with the fields and defaults of Burn's `BatchNormConfig`. [`SyncGroup`] has an
+/// example.
 #[derive(Config, Debug)]
 pub struct SyncBatchNormConfig {
-    /// The number of features (channels).
+    /// Number of channels.
     pub num_features: usize,
-    /// Added to the variance. Default: 1e-5
+    /// Number that is added to the variance. Default: 1e-5
     #[config(default = 1e-5)]
     pub epsilon: f64,
-    /// How far running statistics move to those of a batch. Default: 0.1
+    /// Share of a batch's statistics in the new running statistics. Default: 0.1
     #[config(default = 0.1)]
     pub momentum: f64,
 }
 
 impl SyncBatchNormConfig {
-    /// A new layer. With `None` it is Burn's `BatchNorm`, normalizing by the batch it sees, so that one model
-    /// type serves for either.
+    /// Creates a layer. With `None` it normalizes by the batch it sees, as Burn's `BatchNorm`, so that one model type serves
+    /// for both.
     ///
     /// # Errors
-    /// When tensors of `B` cannot be sent by the group, naming both backends.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for 0 channels, and if the group cannot send tensors of `B`; the error
+    /// names both backends.
     pub fn init<B: Backend>(
         &self,
         device: &B::Device,
@@ -97,26 +96,25 @@ impl SyncBatchNormConfig {
     }
 }
 
-/// Batch normalization by the statistics of the global batch, over inputs `[items, channels, ..]`.
+/// Batch normalization by the statistics of the global batch, over inputs of shape `[items, channels, ..]`.
 ///
-/// It stands on Burn's `BatchNorm`, whose fields (`gamma`, `beta`, `running_mean`, `running_var`, `momentum`,
-/// `epsilon`) are reached through it and whose record it has: what was saved from one loads into the other. In
-/// training its statistics are those of all ranks' inputs, one collective forward and one backward, and all
-/// ranks have to call it alike. In evaluation (`valid()`), in a world of one and without a group it is Burn's
-/// layer, bit for bit, and does not communicate. Running statistics are equal on all ranks by themselves.
+/// The layer contains Burn's `BatchNorm` and dereferences to it (`gamma`, `beta`, `running_mean`, `running_var`, `momentum`,
+/// `epsilon`); a record of either loads into the other. In training it takes the statistics of all ranks' inputs by one
+/// collective in the forward and one in the backward pass, and all ranks must call it equally often. In evaluation
+/// (`valid()`), in a world of one and without a group it is Burn's layer, bit for bit, and does not communicate. Running
+/// statistics are equal on all ranks.
 ///
-/// Gradients are those of one process on the global batch, with unequal shares too, provided that the loss is
-/// what this layer takes it to be: a mean over each rank's items, weighed by their number, which is the first
-/// dimension of the input. That is so for micro-steps with the weight of their items
-/// ([`MicroStep::with_weight`]) and for equal shares; for losses that count the same whatever the share there
-/// is [`SyncGroup::with_equal_weights`]. A rank without items: [`SyncGroup::set_absent`].
+/// Gradients are those of one process on the global batch, also for unequal shares, if the loss is a mean over each rank's
+/// items and weighed by their number, the first dimension of the input. Micro-steps with the weight of their items
+/// ([`MicroStep::with_weight`](crate::MicroStep::with_weight)) and equal shares satisfy this. If every rank's loss counts
+/// equally, use [`SyncGroup::with_equal_weights`]; for a rank without items, [`SyncGroup::set_absent`].
 ///
-/// A half-precision input is normalized in f32, and the output is half again.
+/// Half-precision inputs are normalized in f32, and the output has the dtype of the input.
 ///
-/// [`MicroStep::with_weight`]: crate::MicroStep::with_weight
+/// A collective that fails ends the group: the layer normalizes by this rank's statistics, does not move its running
+/// statistics, and the next `Replica::reduce` returns the first cause.
 ///
-/// A collective that fails ends the group: the layer goes on with this rank's statistics, leaves its running
-/// ones alone, and the next `Replica::reduce` returns the first cause.
+/// [`SyncGroup`] has an example.
 #[derive(Clone, Debug)]
 pub struct SyncBatchNorm<B: Backend> {
     pub(super) plain: BatchNorm<B>,
@@ -124,10 +122,10 @@ pub struct SyncBatchNorm<B: Backend> {
 }
 
 impl<B: Backend> SyncBatchNorm<B> {
-    /// Normalizes `input` of shape `[items, channels, ..]`.
+    /// Normalizes `input` of shape `[items, channels, ..]`; the output has the same shape.
     ///
     /// # Panics
-    /// Like Burn's layer, for fewer than two dimensions.
+    /// For fewer than two dimensions, as Burn's layer does.
     pub fn forward<const D: usize>(&self, input: Tensor<B, D>) -> Tensor<B, D> {
         match &self.group {
             Some(group) if D > 1 && group.world_size() > 1 && B::ad_enabled(&input.device()) => {
@@ -137,14 +135,14 @@ impl<B: Backend> SyncBatchNorm<B> {
         }
     }
 
-    /// The group whose statistics it takes in training; `None` normalizes by the batch that it sees.
+    /// The group over which statistics are taken in training; `None` if the layer normalizes by the batch it sees.
     pub fn group(&self) -> Option<&SyncGroup> {
         self.group.as_ref()
     }
 
     fn forward_global<const D: usize>(&self, input: Tensor<B, D>, group: &SyncGroup) -> Tensor<B, D> {
         let (device, dtype) = (input.device(), input.dtype());
-        // Halves hold neither counts above 2048 nor a sum of squares.
+        // Half precision holds neither counts above 2048 nor sums of squares.
         let input = match dtype {
             DType::F16 | DType::BF16 => input.cast(FloatDType::F32),
             _ => input,
@@ -157,7 +155,7 @@ impl<B: Backend> SyncBatchNorm<B> {
                 let new = cast(new.clone().detach(), old.dtype());
                 let new = old.mul_scalar(1.0 - momentum).add(new.mul_scalar(*momentum));
                 state.update(new.detach());
-                group.moved(state);
+                group.record_moved(state);
             }
         }
         let mut shape = [1; D];
@@ -168,7 +166,8 @@ impl<B: Backend> SyncBatchNorm<B> {
     }
 }
 
-/// Mean and biased variance of each channel over all ranks' inputs, and whether they are that.
+/// Returns mean and biased variance `[channels]` over all ranks' inputs, and true; after an error those of this rank, and
+/// false.
 fn statistics<B: Backend, const D: usize>(
     input: Tensor<B, D>,
     group: &SyncGroup,

@@ -1,4 +1,7 @@
-//! A process group as layers hold it: without a backend type.
+//! [`SyncGroup`]: a process group as layers hold it, without a backend type.
+//!
+//! Data flow of a collective: `Tensor<B, 1>` of any backend -> `&mut dyn Any` -> the group downcasts it to its own backend
+//! `G` or to `Autodiff<G, ..>`, runs the collective, and replaces the tensor.
 
 use std::any::{Any, TypeId, type_name};
 use std::fmt;
@@ -11,47 +14,58 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId, RunningState};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 
-use super::differentiable::{Exchange, Kind};
+use super::differentiable::{CollectiveKind, GraphCollective};
 use crate::error::{Error, Result};
 use crate::process_group::ProcessGroup;
 use crate::rank::Rank;
 
-/// What the layers of a group and those who feed them must know of each other; kept with the group.
+/// State that the layers of a group share with the training loop; kept with the group.
 #[derive(Debug, Default)]
 pub(crate) struct SyncState {
-    /// Held by every handle, and so by every layer.
+    /// Cloned into every handle, and so into every layer.
     alive: Arc<()>,
     absent: AtomicBool,
-    /// Running states that layers moved while absent.
+    /// Running states that layers have moved while absent.
     moved: Mutex<Vec<ParamId>>,
 }
 
 impl SyncState {
-    /// How many handles to the group there are, those of layers too. Above zero, forward passes may communicate,
-    /// and a rank that has no items has to run one all the same, on any batch, with [`SyncState::set_absent`].
+    /// Number of handles to the group, those of layers included. Above zero, forward passes may communicate, and a rank
+    /// without items must run one on any batch, with [`SyncState::set_absent`].
     pub(crate) fn modules(&self) -> usize {
         Arc::strong_count(&self.alive) - 1
     }
 
-    /// See [`SyncGroup::set_absent`]. What an absent rank receives is everybody's, so its running states stay
-    /// equal to theirs.
+    /// Does [`SyncGroup::set_absent`].
     pub(crate) fn set_absent(&self, absent: bool) {
         self.absent.store(absent, Ordering::Relaxed);
     }
 
-    /// The running states that layers of the group have moved while this rank was absent, which are right. Others
-    /// that have moved meanwhile were moved by a batch that is nobody's.
+    /// Takes the running states that layers of the group have moved while this rank was absent. They have moved by the
+    /// statistics of the other ranks, which is right; all others have moved by a placeholder batch.
     pub(crate) fn take_moved(&self) -> Vec<ParamId> {
         std::mem::take(&mut *self.moved.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A handle to a process group for layers that communicate in their forward pass. Clones are handles to the
-/// same group.
+/// Handle to a process group for layers that communicate in their forward pass. Clones are handles to the same group.
 ///
-/// It has no backend type, so a model that is generic over its backend can hold it. Whether tensors of the
-/// model's backend can be sent is checked when a layer is made of it: they are those of the group's own
-/// backend, or of `Autodiff` of it with either of Burn's checkpointing strategies.
+/// It has no backend type, so a model that is generic over its backend can hold it. The backend of a layer is checked when
+/// the layer is created: it must be the group's own backend, or `Autodiff` of it with either of Burn's checkpointing
+/// strategies.
+///
+/// ```no_run
+/// use burn_ddp::nn::{SyncBatchNorm, SyncBatchNormConfig, SyncGroup};
+/// # use burn::tensor::backend::AutodiffBackend;
+/// # use burn_ddp::ProcessGroup;
+/// # type Device<B> = <B as burn::tensor::backend::BackendTypes>::Device;
+///
+/// # fn init<B: AutodiffBackend>(group: ProcessGroup<B::InnerBackend>, device: Device<B>) -> burn_ddp::Result<()> {
+/// let sync = SyncGroup::new(&group);
+/// let norm: SyncBatchNorm<B> = SyncBatchNormConfig::new(64).init(&device, Some(&sync))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SyncGroup {
     group: Arc<dyn AnyGroup>,
@@ -62,8 +76,7 @@ pub struct SyncGroup {
 }
 
 impl SyncGroup {
-    /// A handle to `group`. The group lives as long as the handle, and so as long as a model that has layers of
-    /// it.
+    /// Creates a handle to `group`, which lives as long as the handle and every layer made from it.
     pub fn new<G: Backend>(group: &ProcessGroup<G>) -> Self {
         let state = group.ranks().attached::<SyncState>();
         let _alive = state.alive.clone();
@@ -71,10 +84,9 @@ impl SyncGroup {
         Self { group: Arc::new(group.clone()), state, _alive, _in_backward, equal_weights: false }
     }
 
-    /// For training in which every rank's loss counts the same whatever its number of items: micro-steps
-    /// without weights but of unequal size, and [`GradientReduction::Sum`](crate::GradientReduction::Sum). By
-    /// default layers take it that a rank's loss counts by its items, see
-    /// [`SyncBatchNorm`](super::SyncBatchNorm).
+    /// Makes layers weigh every rank's loss equally, for micro-steps of unequal size without weights and for
+    /// [`GradientReduction::Sum`](crate::GradientReduction::Sum). By default a rank's loss is weighed by its number of items,
+    /// see [`SyncBatchNorm`](super::SyncBatchNorm).
     pub fn with_equal_weights(self) -> Self {
         Self { equal_weights: true, ..self }
     }
@@ -89,9 +101,8 @@ impl SyncGroup {
         self.group.world_size()
     }
 
-    /// For loops of your own: while absent, this rank takes part in every collective of its layers, forward and
-    /// backward, and contributes nothing to it. A rank without items in a global batch has to do that, or the
-    /// others wait for it:
+    /// While absent, this rank takes part in every collective of its layers, forward and backward, and contributes nothing.
+    /// In a loop of your own, a rank without items in a global batch must do so, or the others wait for it:
     ///
     /// ```no_run
     /// # use burn::tensor::{Tensor, backend::AutodiffBackend};
@@ -105,54 +116,52 @@ impl SyncGroup {
     /// # }
     /// ```
     ///
-    /// Layers that do not communicate take the batch for one: a plain `BatchNorm` moves its running states by it.
-    ///
-    /// It concerns all handles to the group in this process. What counts for a backward pass is what was set
-    /// during its forward pass. At least one rank must not be absent.
+    /// The setting applies to all handles to the group in this process. A backward pass uses the setting of its forward
+    /// pass. At least one rank must not be absent. Layers that do not communicate, such as a plain `BatchNorm`, move their
+    /// running states by the batch.
     pub fn set_absent(&self, absent: bool) {
         self.state.set_absent(absent);
     }
 
-    /// Whether this rank takes part without contributing; see [`SyncGroup::set_absent`].
+    /// True if this rank takes part without contributing; see [`SyncGroup::set_absent`]. Default false.
     pub fn is_absent(&self) -> bool {
         self.state.absent.load(Ordering::Relaxed)
     }
 
-    /// The element-wise sum of all ranks' `tensor`, on every rank, as an operation that can be differentiated.
+    /// Returns the element-wise sum of all ranks' `tensor` on every rank, as a differentiable operation; all ranks call it
+    /// with the same shape.
     ///
-    /// Its backward pass is the same operation: the gradient of `tensor` is the **sum** over ranks of the
-    /// gradients of the result. With `y` the sum and a loss of `y` on each rank, every rank's gradient is that
-    /// of the sum of all losses, for two ranks twice that of one. A mean over ranks is this divided by the
-    /// world size, forward and backward. In a world of one `tensor` is returned as it is.
+    /// Its backward pass is the same operation: the gradient of `tensor` is the **sum** over ranks of the gradients of the
+    /// result. If every rank computes a loss from the result, every rank's gradient is that of the sum of all losses. Divide
+    /// by the world size for a mean over ranks, forward and backward. In a world of one, `tensor` is returned as it is.
     ///
-    /// # Errors
-    /// None that could be returned here, in a forward pass. After a failed collective, and when tensors of `B`
-    /// cannot be sent by this group, `tensor` is returned unreduced and the group has ended: every later call,
-    /// of all ranks, returns the first cause, and so does the next `Replica::reduce`.
+    /// A forward pass cannot return an error. If the collective fails, or if the group cannot send tensors of `B`, `tensor`
+    /// is returned unreduced and the group ends: every later call on any rank returns the first cause, and so does the next
+    /// `Replica::reduce`.
     pub fn all_reduce_sum<B: Backend, const D: usize>(&self, tensor: Tensor<B, D>) -> Tensor<B, D> {
         if self.world_size() == 1 {
             return tensor;
         }
         let shape = tensor.dims();
-        self.exchange(tensor.reshape([-1]), Kind::Sum, 1.0, false).0.reshape(shape)
+        self.communicate(tensor.reshape([-1]), CollectiveKind::Sum, 1.0, false).0.reshape(shape)
     }
 
-    /// The tensors of all ranks, one after the other. `items` is how much this rank's loss weighs. The flag is
-    /// false when this failed and the other ranks' parts are zeros.
+    /// Returns the tensors of all ranks, one after the other, and true; after an error the other ranks' parts are zeros, and
+    /// the flag is false. `items` is the weight of this rank's loss.
     pub(super) fn gather<B: Backend>(&self, tensor: Tensor<B, 1>, items: usize) -> (Tensor<B, 1>, bool) {
         let weight = if self.equal_weights { 1.0 } else { items as f64 };
-        self.exchange(tensor, Kind::Gather, weight, items == 0)
+        self.communicate(tensor, CollectiveKind::Gather, weight, items == 0)
     }
 
-    fn exchange<B: Backend>(
+    fn communicate<B: Backend>(
         &self,
         mut tensor: Tensor<B, 1>,
-        kind: Kind,
+        kind: CollectiveKind,
         weight: f64,
         empty: bool,
     ) -> (Tensor<B, 1>, bool) {
         let absent = empty || self.state.absent.load(Ordering::Relaxed);
-        let complete = match self.group.exchange(&mut tensor, kind, weight, absent) {
+        let complete = match self.group.communicate(&mut tensor, kind, weight, absent) {
             Some(complete) => complete,
             None => {
                 self.group.fail(&self.foreign::<B>("all_reduce_sum"));
@@ -162,8 +171,8 @@ impl SyncGroup {
         (tensor, complete)
     }
 
-    /// Notes that a layer has moved this running state.
-    pub(super) fn moved<B: Backend>(&self, state: &RunningState<Tensor<B, 1>>) {
+    /// Records that a layer has moved `state`, if this rank is absent.
+    pub(super) fn record_moved<B: Backend>(&self, state: &RunningState<Tensor<B, 1>>) {
         struct Id<'a>(&'a mut Vec<ParamId>);
         impl<B: Backend> ModuleVisitor<B> for Id<'_> {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
@@ -175,10 +184,10 @@ impl SyncGroup {
         }
     }
 
-    /// Whether a layer of this group can be on backend `B`.
+    /// Checks that a layer of this group can be on backend `B`.
     ///
     /// # Errors
-    /// When tensors of `B` cannot be sent by this group, naming both.
+    /// If the group cannot send tensors of `B`; the error names both backends.
     pub(super) fn verify<B: Backend>(&self, layer: &str) -> Result<()> {
         if self.group.takes(TypeId::of::<B>()) { Ok(()) } else { Err(self.foreign::<B>(layer)) }
     }
@@ -203,16 +212,22 @@ impl fmt::Debug for SyncGroup {
     }
 }
 
-/// A [`ProcessGroup`] whose backend is known to itself alone.
+/// A [`ProcessGroup`] of any backend.
 trait AnyGroup: Send + Sync {
     fn rank(&self) -> Rank;
     fn world_size(&self) -> usize;
     fn backend(&self) -> &'static str;
-    /// Whether tensors of this backend can be sent.
+    /// True if the group can send tensors of this backend.
     fn takes(&self, backend: TypeId) -> bool;
-    /// Replaces a `Tensor<_, 1>` of a backend that it takes by what came of the collective, and says whether it
-    /// did.
-    fn exchange(&self, tensor: &mut dyn Any, kind: Kind, weight: f64, absent: bool) -> Option<bool>;
+    /// Replaces a `Tensor<_, 1>` by the result of the collective, and returns true if the collective succeeded; `None` for
+    /// a backend that it does not take.
+    fn communicate(
+        &self,
+        tensor: &mut dyn Any,
+        kind: CollectiveKind,
+        weight: f64,
+        absent: bool,
+    ) -> Option<bool>;
     fn fail(&self, error: &Error);
 }
 
@@ -238,16 +253,22 @@ impl<G: Backend> AnyGroup for ProcessGroup<G> {
         .contains(&backend)
     }
 
-    fn exchange(&self, tensor: &mut dyn Any, kind: Kind, weight: f64, absent: bool) -> Option<bool> {
-        let exchange = Exchange { group: self.clone(), kind, weight, absent };
+    fn communicate(
+        &self,
+        tensor: &mut dyn Any,
+        kind: CollectiveKind,
+        weight: f64,
+        absent: bool,
+    ) -> Option<bool> {
+        let collective = GraphCollective { group: self.clone(), kind, weight, absent };
         if let Some(tensor) = tensor.downcast_mut::<Tensor<G, 1>>() {
-            return Some(replace(tensor, |tensor| exchange.forward(tensor)));
+            return Some(replace(tensor, |tensor| collective.forward(tensor)));
         }
         if let Some(tensor) = tensor.downcast_mut::<Tensor<Autodiff<G, NoCheckpointing>, 1>>() {
-            return Some(replace(tensor, |tensor| exchange.tracked(tensor)));
+            return Some(replace(tensor, |tensor| collective.tracked(tensor)));
         }
         let tensor = tensor.downcast_mut::<Tensor<Autodiff<G, BalancedCheckpointing>, 1>>()?;
-        Some(replace(tensor, |tensor| exchange.tracked(tensor)))
+        Some(replace(tensor, |tensor| collective.tracked(tensor)))
     }
 
     fn fail(&self, error: &Error) {

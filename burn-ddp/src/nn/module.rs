@@ -1,7 +1,7 @@
-//! [`SyncBatchNorm`] as a module: Burn's `BatchNorm` in all respects, with a group that stays.
+//! [`SyncBatchNorm`] as a module: Burn's `BatchNorm` with a group that every copy of the module keeps.
 //!
-//! Written out because the derive would give the layer a record of its own, with one entry more than Burn's, and
-//! a path of its own for every parameter.
+//! The implementation is written out because the derive would add an entry to the layer's record, and a level to the path of
+//! every parameter.
 
 use std::fmt;
 use std::ops::Deref;
@@ -13,7 +13,8 @@ use burn::module::{
 use burn::nn::BatchNorm;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 
-use super::SyncBatchNorm;
+use super::batch_norm::SyncBatchNorm;
+use super::group::SyncGroup;
 
 impl<B: Backend> Deref for SyncBatchNorm<B> {
     type Target = BatchNorm<B>;
@@ -84,7 +85,7 @@ impl<B: AutodiffBackend> HasAutodiffModule<B> for SyncBatchNorm<B::InnerBackend>
 impl<B: Backend> ModuleDisplayDefault for SyncBatchNorm<B> {
     fn content(&self, content: Content) -> Option<Content> {
         let [num_features] = self.plain.beta.shape().dims();
-        let ranks = self.group.as_ref().map_or(1, super::SyncGroup::world_size);
+        let ranks = self.group.as_ref().map_or(1, SyncGroup::world_size);
         content
             .set_top_level_type("SyncBatchNorm")
             .add("num_features", &num_features)
@@ -121,7 +122,7 @@ mod tests {
     use burn_flex::Flex;
 
     use super::*;
-    use crate::nn::{SyncBatchNormConfig, SyncGroup, SyncState};
+    use crate::nn::{SyncBatchNormConfig, SyncState};
     use crate::{Ddp, ProcessGroup};
 
     type I = Ddp<Flex>;

@@ -1,7 +1,7 @@
-//! The operation traits, one file each, every function forwarded to the backend inside.
+//! The operation traits, one file each; every function is forwarded to the backend inside.
 //!
-//! Functions with a default body are forwarded as well: the default would be right and slow, since it composes what
-//! `B` may have in one kernel, and its rounding could differ from that kernel's.
+//! Functions with a default body are forwarded as well. The default composes several operations where `B` may have one
+//! kernel, so it would be slower and could round differently.
 
 mod activation;
 mod bool;

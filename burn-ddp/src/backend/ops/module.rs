@@ -1,7 +1,7 @@
 //! Operations of neural network modules.
 //!
-//! The result structures carry the backend in their type. They are taken apart field by field, without `..`: a field that
-//! Burn adds is then a compile error here and not a value lost.
+//! The result structures have the backend in their type and are rebuilt field by field, without `..`, so that a field that
+//! Burn adds is a compile error.
 
 use burn_backend::{
     Backend,

@@ -1,7 +1,7 @@
 //! Operations on quantized tensors.
 //!
-//! Most results and two arguments are no plain primitives: [`TensorPrimitive`] and [`QuantizationParametersPrimitive`]
-//! carry the backend in their own type, so they are taken apart and built again for the other backend.
+//! [`TensorPrimitive`] and [`QuantizationParametersPrimitive`] have the backend in their type, so most results and two
+//! arguments are rebuilt for the other backend.
 
 use burn_backend::{
     Backend, BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,

@@ -11,7 +11,7 @@ impl<B: Backend> TransactionOps<Self> for Ddp<B> {
     fn tr_execute(
         transaction: TransactionPrimitive<Self>,
     ) -> impl Future<Output = Result<TransactionPrimitiveData, ExecutionError>> + Send {
-        // The order of registration is a private field. Burn keeps it on its side of this call, so none is lost.
+        // The order of registration is a private field, which Burn keeps outside this call, so it is not lost.
         B::tr_execute(TransactionPrimitive::new(
             transaction.read_floats,
             transaction.read_qfloats,
