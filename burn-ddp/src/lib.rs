@@ -34,14 +34,14 @@
 //! # Design
 //!
 //! A stack of floors, each calling only those below it, results travelling as return values:
-//! [`error`], [`rank`], [`deadline`], [`dtype`], [`options`] < [`store`], [`transport`], [`bucket`] <
+//! [`error`], [`rank`], [`deadline`], [`dtype`], [`options`] < [`store`], [`transport`] <
 //! [`rendezvous`], [`control`], [`collective`] < [`join`] < [`communicator`] < [`process_group`] < [`replica`] < [`nn`], [`data`] <
 //! [`learner`]. Below `communicator` no Burn type appears. [`backend`] (the decorator [`Ddp`]) and [`launch`] stand beside it.
 //!
 //! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, bitwise the plain
 //! loop. Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error
 //! that names it. And there is no global state, except where the process itself has it: Burn's hook into
-//! the backward pass (`reducer::sinks`), and in [`learner`] panic hooks and signal handlers.
+//! the backward pass (`replica::registry`), and in [`learner`] panic hooks and signal handlers.
 //!
 //! # Features
 //!
@@ -53,7 +53,7 @@
 //! | `flex`, `ndarray`, `cuda`, `tch` | no | Burn's backends, passed through |
 
 pub mod backend;
-pub mod bucket;
+mod bucket;
 pub mod communicator;
 #[cfg(feature = "train")]
 pub mod data;
@@ -69,13 +69,18 @@ pub mod process_group;
 mod reducer;
 pub mod replica;
 
-pub use burn_ddp_comm::{collective, control, deadline, dtype, error, join, options, rank, rendezvous, store, transport};
+pub use burn_ddp_comm::{
+    collective, control, deadline, dtype, error, join, options, rank, rendezvous, store, transport,
+};
 pub use dtype::{DType, ReduceOp};
 pub use error::{Error, ErrorKind, Result};
 pub use options::{CommunicatorKind, GroupOptions, TransportKind};
 pub use rank::{Rank, RankInfo};
 
 pub use backend::Ddp;
+pub use bucket::{Bucket, BucketPlan};
 pub use process_group::{ProcessGroup, Work};
 pub use reducer::GradientReduction;
-pub use replica::{BufferSync, MicroStep, OverlapStats, Reduced, Replica, ReplicaOptions, Reproducibility};
+pub use replica::{
+    BufferSync, MicroStep, OverlapStats, Reduced, Replica, ReplicaOptions, Reproducibility, verify_parameters,
+};

@@ -21,7 +21,7 @@ use super::{Inner, TrainOutputOf, ValidOutputOf, state};
 use crate::error::{Error, Result};
 use crate::parameters;
 use crate::rank::Rank;
-use crate::replica::{Replica, Reproducibility};
+use crate::replica::{Replica, Reproducibility, split_mix64};
 
 /// One launch on this rank.
 pub(super) struct Strategy<LC: LearningComponentsTypes> {
@@ -98,7 +98,7 @@ impl<LC: LearningComponentsTypes> Strategy<LC> {
         }
         if let Rank(rank @ 1..) = group.rank() {
             // A training that goes on does not draw again what its first epoch drew.
-            let seed = mix(mix(self.ddp.options.seed, rank as u64), last_epoch as u64);
+            let seed = split_mix64(split_mix64(self.ddp.options.seed, rank as u64), last_epoch as u64);
             <LC::Backend as Backend>::seed(group.device(), seed);
         }
         Ok(Prepared { learner, replica, first_epoch: last_epoch + 1 })
@@ -143,14 +143,6 @@ fn same_model(built: &[(String, Vec<usize>)], loaded: &[(String, Vec<usize>)]) -
         None => Ok(()),
         Some((path, _)) => Err(Error::config(format!("it has `{path}`, which the learner's model has not"))),
     }
-}
-
-/// A seed for one rank (or epoch) of many: `SplitMix64`, whose outputs for neighbouring inputs are unrelated (Steele, Lea, Flood 2014).
-fn mix(seed: u64, rank: u64) -> u64 {
-    let mut z = seed.wrapping_add(rank.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 impl<LC> SupervisedLearningStrategy<LC> for Strategy<LC>
@@ -320,8 +312,8 @@ mod tests {
 
     #[test]
     fn seeds_differ_by_rank_and_by_seed() {
-        let seeds = [mix(0, 1), mix(0, 2), mix(1, 1), mix(1, 2)];
+        let seeds = [split_mix64(0, 1), split_mix64(0, 2), split_mix64(1, 1), split_mix64(1, 2)];
         assert!((1..4).all(|i| !seeds[..i].contains(&seeds[i])), "{seeds:?}");
-        assert_eq!(mix(7, 3), mix(7, 3));
+        assert_eq!(split_mix64(7, 3), split_mix64(7, 3));
     }
 }

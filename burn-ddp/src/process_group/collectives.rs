@@ -70,15 +70,14 @@ impl<B: Backend> ProcessGroup<B> {
     }
 
     /// [`ProcessGroup::reduce_gradients`] while a backward pass runs, by whoever has the `turn`.
-    #[cfg(feature = "overlap")]
     pub(crate) fn reduce_gradients_in_backward(
         &self,
         tensors: Vec<AnyTensor<B>>,
         op: ReduceOp,
-        turn: &super::Turn,
+        lease: &super::BackwardLease,
     ) -> Work<Vec<AnyTensor<B>>> {
         self.0.counters.in_backward();
-        turn.send(|| self.reduce_gradients(tensors, op))
+        lease.send(|| self.reduce_gradients(tensors, op))
     }
 
     /// [`ProcessGroup::broadcast`] of several tensors of one dtype as one collective.
@@ -185,7 +184,6 @@ impl<B: Backend> ProcessGroup<B> {
         staged: Result<Staged>,
         finish: impl FnOnce(Staged) -> Result<T> + Send + 'static,
     ) -> Work<T> {
-        #[cfg(feature = "overlap")]
         let staged = staged.and_then(|staged| self.0.turns.check(operation).map(|()| staged));
         let staged = match staged {
             Ok(staged) => staged,

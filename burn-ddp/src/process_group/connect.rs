@@ -29,7 +29,6 @@ pub(super) struct Unconnected<B: Backend> {
     pub(super) device: B::Device,
     pub(super) factory: Option<Arc<dyn CommunicatorFactory<B>>>,
     /// The parent's, if it has one.
-    #[cfg(any(feature = "train", feature = "overlap"))]
     pub(super) in_backward: Arc<super::InBackward>,
 }
 
@@ -41,15 +40,7 @@ impl<B: Backend> Unconnected<B> {
         device: &B::Device,
         factory: Option<Arc<dyn CommunicatorFactory<B>>>,
     ) -> Self {
-        Self {
-            name: "0".into(),
-            info,
-            options,
-            device: device.clone(),
-            factory,
-            #[cfg(any(feature = "train", feature = "overlap"))]
-            in_backward: Arc::default(),
-        }
+        Self { name: "0".into(), info, options, device: device.clone(), factory, in_backward: Arc::default() }
     }
 
     pub(super) fn is_alone(&self) -> bool {
@@ -104,9 +95,7 @@ impl<B: Backend> Unconnected<B> {
             factory: self.factory,
             counters: Arc::new(Counters::new(connected.as_ref().map(|connected| connected.caller.clone()))),
             splits: AtomicUsize::new(0),
-            #[cfg(any(feature = "train", feature = "overlap"))]
             in_backward: self.in_backward,
-            #[cfg(feature = "overlap")]
             turns: super::turn::Turns::default(),
             #[cfg(feature = "train")]
             attached: attached::Attached::default(),

@@ -33,14 +33,12 @@ mod kind;
 mod split;
 mod stats;
 mod thread;
-#[cfg(feature = "overlap")]
 mod turn;
 mod work;
 
 pub use kind::GroupKind;
 pub use stats::{GroupStats, OpStats};
-#[cfg(feature = "overlap")]
-pub(crate) use turn::Turn;
+pub(crate) use turn::Turn as BackwardLease;
 pub use work::Work;
 
 use connect::Unconnected;
@@ -70,10 +68,8 @@ struct Inner<B: Backend> {
     counters: Arc<Counters>,
     splits: AtomicUsize,
     /// Shared with the groups it was split into and from.
-    #[cfg(any(feature = "train", feature = "overlap"))]
     in_backward: Arc<InBackward>,
     /// Who sends during a backward pass.
-    #[cfg(feature = "overlap")]
     turns: turn::Turns,
     #[cfg(feature = "train")]
     attached: attached::Attached,
@@ -82,7 +78,6 @@ struct Inner<B: Backend> {
 }
 
 /// Held by everybody whose collectives run during backward passes, besides buckets of gradients.
-#[cfg(any(feature = "train", feature = "overlap"))]
 #[derive(Default)]
 struct InBackward(Arc<()>);
 
@@ -109,7 +104,6 @@ impl<B: Backend> Drop for Inner<B> {
 impl<B: Backend> Inner<B> {
     /// Ends the group if buckets have left without the rest.
     fn tell_of_broken(&self) {
-        #[cfg(feature = "overlap")]
         if let (Some(connected), Some(error)) = (&self.connected, self.turns.broken()) {
             connected.control.abort(&error);
         }
@@ -231,14 +225,12 @@ impl<B: Backend> ProcessGroup<B> {
     /// Whether anybody holds what [`ProcessGroup::use_in_backward`] gives, of this group or of one that comes of the same
     /// group by [`ProcessGroup::split`]: a pass that waits in the one for a rank that is behind with the other may wait for
     /// ever where the device runs one collective at a time.
-    #[cfg(feature = "overlap")]
     pub(crate) fn is_used_in_backward(&self) -> bool {
         Arc::strong_count(&self.0.in_backward.0) > 1
     }
 
     /// The right to send while a backward pass runs, unless another has it.
-    #[cfg(feature = "overlap")]
-    pub(crate) fn take_turn(&self) -> Option<Turn> {
+    pub(crate) fn acquire_backward_lease(&self) -> Option<BackwardLease> {
         self.0.turns.take()
     }
 
@@ -289,7 +281,6 @@ impl<B: Backend> ProcessGroup<B> {
 
     /// Buckets that were sent have no others after them, because of `error`: the group ends with it as soon as it is used or
     /// left. Not at once, because this rank may be on its way out with a cause of its own.
-    #[cfg(feature = "overlap")]
     pub(crate) fn break_off(&self, error: Error) {
         self.0.turns.end(error);
     }

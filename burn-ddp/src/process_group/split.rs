@@ -56,7 +56,6 @@ impl<B: Backend> ProcessGroup<B> {
             options: self.0.options.clone(),
             device: self.0.device.clone(),
             factory: self.0.factory.clone(),
-            #[cfg(any(feature = "train", feature = "overlap"))]
             in_backward: self.0.in_backward.clone(),
         };
         let Some(connected) = &self.0.connected else { return Ok(Some(group.build(None))) };

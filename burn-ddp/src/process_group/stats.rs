@@ -79,7 +79,6 @@ impl Counters {
         entry.bytes += bytes as u64;
     }
 
-    #[cfg(feature = "overlap")]
     pub(super) fn in_backward(&self) {
         self.lock().in_backward += 1;
     }
