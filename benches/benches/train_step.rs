@@ -24,7 +24,6 @@ use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
-use burn_ddp::bucket::BUCKET_BYTES;
 use burn_ddp::{DType, Ddp, Error, MicroStep, ProcessGroup, Replica, ReplicaOptions, Result};
 use burn_ddp_benches::csv::Measurement;
 use burn_ddp_benches::gradients::Parameters;
@@ -55,6 +54,9 @@ struct Args {
     #[arg(long, hide = true)]
     peak_alone: Option<usize>,
 }
+
+/// Default of `ReplicaOptions::bucket_bytes` for all buckets but the first.
+const BUCKET_BYTES: usize = 25 << 20;
 
 /// Steps before times are taken.
 const WARM_UP: usize = 3;

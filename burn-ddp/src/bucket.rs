@@ -31,7 +31,8 @@ pub(crate) fn check_bucket_bytes(bytes: usize, memory: Option<u64>) -> Result<()
             Err(Error::config("bucket_bytes is 0: give the largest bucket in bytes, or leave it out"))
         }
         Some(memory) if bytes as u64 > memory => Err(Error::config(format!(
-            "bucket_bytes is {bytes}, more than this machine's memory of {memory} bytes: give a smaller one, or leave it out"
+            "bucket_bytes is {bytes}, more than this machine's memory of {memory} bytes: give a smaller one, or leave \
+             it out"
         ))),
         _ => Ok(()),
     }
@@ -150,8 +151,8 @@ impl BucketPlan {
         Self { buckets }
     }
 
-    /// The plan for gradients: trained parameters in reverse visit order. `cap` limits all buckets; without it the first
-    /// holds [`FIRST_BUCKET_BYTES`] and the others [`BUCKET_BYTES`].
+    /// The plan for gradients: trained parameters in reverse visit order. `cap` limits all buckets; without it the
+    /// first holds [`FIRST_BUCKET_BYTES`] and the others [`BUCKET_BYTES`].
     pub(crate) fn for_gradients(specs: &[ParamSpec], cap: Option<usize>) -> Self {
         let trained = (0..specs.len()).rev().filter(|i| specs[*i].role == ParamRole::Trained);
         Self::new(specs, trained, cap.unwrap_or(FIRST_BUCKET_BYTES), cap.unwrap_or(BUCKET_BYTES))

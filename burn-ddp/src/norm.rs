@@ -4,8 +4,8 @@
 //! replicas drift apart by an ulp a step. Here squares are added in f64 in the same pairwise tree that the
 //! collectives use, so equal gradients give equal bits everywhere.
 //!
-//! Gradients on a device are not copied for that: each rank's device adds in an order of its own, and all ranks use rank
-//! 0's sum.
+//! Gradients on a device are not copied for that: each rank's device adds in an order of its own, and all ranks use
+//! rank 0's sum.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;

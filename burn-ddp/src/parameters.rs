@@ -97,8 +97,8 @@ pub(crate) fn states<B: AutodiffBackend, M: AutodiffModule<B>>(
 }
 
 /// Sets running states of `model`, by position among all parameters in visit order. A running state shares its value
-/// with its clones, so a reference to the model suffices. Pending updates, which [`collect`] writes, would overwrite the
-/// values set here.
+/// with its clones, so a reference to the model suffices. Pending updates, which [`collect`] writes, would overwrite
+/// the values set here.
 ///
 /// # Errors
 /// A value that is no float tensor.
@@ -189,8 +189,8 @@ impl<B: Backend> ModuleVisitor<B> for Ids {
     }
 }
 
-/// By position among float parameters, whether one is a running state. A mapper can change the id of every parameter but
-/// that of a running state, whose shared value is set to itself here.
+/// By position among float parameters, whether one is a running state. A mapper can change the id of every parameter
+/// but that of a running state, whose shared value is set to itself here.
 fn running_states<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Vec<bool> {
     struct NewIds;
     impl<B: Backend> ModuleMapper<B> for NewIds {

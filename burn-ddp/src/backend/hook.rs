@@ -1,11 +1,11 @@
 //! Burn's hook into the backward pass, and the refusal of Burn's own data-parallel server.
 //!
 //! `DistributedBackend` mixes two things. One is a notification: during `backward()`, on the calling thread, Burn names
-//! the marked parameters, then hands over each of their gradients when its last contribution is added, then reports that
-//! all are complete. The other is an implementation of it, in the default bodies: a server thread that reduces gradients
-//! between several devices of one process. `Ddp` is one process per device, so a gradient that reached that server would
-//! wait for peers that do not exist, and a program that started it would train as many unrelated models as it has
-//! devices. So every function is implemented here:
+//! the marked parameters, then hands over each of their gradients when its last contribution is added, then reports
+//! that all are complete. The other is an implementation of it, in the default bodies: a server thread that reduces
+//! gradients between several devices of one process. `Ddp` is one process per device, so a gradient that reached that
+//! server would wait for peers that do not exist, and a program that started it would train as many unrelated models as
+//! it has devices. So every function is implemented here:
 //!
 //! - [`start_communication_server`](DistributedBackend::start_communication_server) and the collectives of the server
 //!   refuse. They return no `Result`, so the refusal is a panic: the alternative is to train unsynchronized in silence.
@@ -70,13 +70,13 @@ impl<B: Backend> DistributedBackend for Ddp<B> {
 
     #[expect(unsafe_code, reason = "the trait declares this function unsafe")]
     unsafe fn comm_device(tensor: &TensorRef<Self>) -> Device<Self> {
-        // SAFETY: the caller promises that the tensor behind the reference lives and that nobody writes to it.
+        // SAFETY: the caller promises that the tensor behind the reference lives and that it is not written to.
         B::float_device(unsafe { &*tensor.0 })
     }
 
     #[expect(unsafe_code, reason = "the trait declares this function unsafe")]
     unsafe fn float_from_ref(tensor: &TensorRef<Self>) -> FloatTensor<Self> {
-        // SAFETY: the caller promises that the tensor behind the reference lives and that nobody writes to it.
+        // SAFETY: the caller promises that the tensor behind the reference lives and that it is not written to.
         unsafe { (*tensor.0).clone() }
     }
 }

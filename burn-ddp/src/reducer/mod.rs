@@ -12,26 +12,29 @@
 //! # Overlap
 //!
 //! Burn's backward pass hands over each gradient when its last contribution is added (`backend/hook.rs`, with the
-//! feature `overlap`). In the window's last pass the reducer takes it, adds it to those of earlier micro-steps, and sends
-//! the next bucket of the plan when that is complete. [`WindowState`] says what may happen when:
+//! feature `overlap`). In the window's last pass the reducer takes it, adds it to those of earlier micro-steps, and
+//! sends the next bucket of the plan when that is complete. The window is in one of five states ([`WindowState`]):
 //!
 //! ```text
-//!                      backward pass begins, forecast         gradient ready,
-//!                      to be the window's last                lease acquired           another is ready: send
-//!   ┌─► Collecting ──────────────────────────────► Armed ───────────────────► Taking ◄─┐ complete buckets
-//!   │    ▲  ▲  ▲  ◄── micro-step added, or ────────┘                          │ │ │ └──┘
-//!   │    │  │  │      pass not the last                                       │ │ │
-//!   │    │  │  └───── micro-step added or window discarded, nothing sent ─────┘ │ │
-//!   │    │  └─ window reduced ── Closed ◄── micro-step added, buckets sent ─────┘ │
-//!   │    └──── error returned ── Failed ◄── discarded, buckets sent; panic ───────┘
-//!   └── micro-step added (weights, losses, and the gradients that were not taken)
+//!              pass begins that is             gradient ready,           gradient ready:
+//!              the window's last               lease acquired            complete buckets are sent
+//!   Collecting ──────────────────────► Armed ──────────────────► Taking ─────┐
+//!    ▲  ▲  ▲  ▲                          │                       │ │ │ ▲─────┘
+//!    │  │  │  └─ micro-step added, or ───┘                       │ │ │
+//!    │  │  │     another pass begins                             │ │ │
+//!    │  │  └──── micro-step added or discarded, nothing sent ────┘ │ │
+//!    │  └─────── reduced ──── Closed ◄── micro-step added, sent ───┘ │
+//!    └────────── returned ─── Failed ◄── discarded, sent; panic ─────┘
 //! ```
 //!
-//! Nothing depends on overlap: a gradient that was not taken is sent by [`Reducer::reduce`]. The last bucket always is,
-//! because the losses travel in it. A lease of the group is held from the first gradient that is taken until the
-//! micro-step is added: ranks may have sent different numbers of buckets, so no other collective may come between.
-//! The calls come from inside of Burn's autodiff, under a lock of its graph. So they never wait and never touch an
-//! autodiff tensor, and an error is kept for the next call that can return one.
+//! Invariants:
+//! - No number depends on overlap: [`Reducer::reduce`] sends all gradients that were not taken. It always sends the
+//!   last bucket, because the losses travel in it.
+//! - The lease of the group is held in `Taking`. Ranks may have sent different numbers of buckets, so collectives of
+//!   other callers are refused until `reduce` sends the rest.
+//! - A replica that is dropped in `Taking` with buckets sent, or in `Failed`, ends its group.
+//! - Events of the backward pass come from inside of Burn's autodiff, under a lock of its graph. So they never wait and
+//!   never touch an autodiff tensor, and an error is kept (`Failed`) for the next call that can return one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -292,8 +295,8 @@ impl<B: Backend> Reducer<B> {
         self.arrivals.take().unwrap_or_default()
     }
 
-    /// Plans the buckets anew in the order `arrivals`. Called between two windows, on all ranks alike. The bits of a sum
-    /// do not depend on its bucket.
+    /// Plans the buckets anew in the order `arrivals`. Called between two windows, on all ranks alike. The bits of a
+    /// sum do not depend on its bucket.
     pub(crate) fn reorder(&mut self, arrivals: &[usize]) {
         let smaller = self.buckets.reorder(arrivals, self.options.bucket_bytes);
         // As many bytes in flight as with buckets of the default size.
@@ -348,8 +351,8 @@ impl<B: Backend> Reducer<B> {
     }
 }
 
-/// The operation of collectives: the mean over the ranks where dividing by their number only changes exponents, else the
-/// sum. Division could underflow to subnormals, so bits that must not depend on the number of ranks get the sum.
+/// The operation of collectives: the mean over the ranks where dividing by their number only changes exponents, else
+/// the sum. Division could underflow to subnormals, so bits that must not depend on the number of ranks get the sum.
 fn collective_op<B: Backend>(group: &ProcessGroup<B>, options: &ReducerOptions) -> ReduceOp {
     let exact = group.is_connected() && group.world_size().is_power_of_two();
     match (options.reduction, options.order) {

@@ -15,7 +15,7 @@ use crate::process_group::{BackwardLease, ProcessGroup};
 pub(crate) const OVERLAP_ADVICE: &str = "turn overlap off by `ReplicaOptions::with_overlap(false)` (with a Learner by \
      `DdpStrategy::with_replica(ReplicaOptions::new().with_overlap(false))`)";
 
-/// State of the window under way. Each method but the queries is one event.
+/// State of the window under way. Each method but [`has_taken`](Self::has_taken) is one event.
 pub(super) enum WindowState<B: Backend> {
     /// Micro-steps are added. Gradients stay in Burn's container.
     Collecting,
@@ -25,8 +25,8 @@ pub(super) enum WindowState<B: Backend> {
     Taking(Taking<B>),
     /// The last micro-step was added after the first buckets had been sent; `reduce` sends the others.
     Closed(InFlight<B>),
-    /// An error that the hook or `discard` could not return, kept for the next call that can. No other collective can
-    /// run until then, because ranks may be out of step.
+    /// An error that the hook or `discard` could not return, kept for the next call that can. The lease stays with it:
+    /// if buckets were sent, ranks may be out of step.
     Failed(Error, Option<BackwardLease>),
 }
 
@@ -134,8 +134,8 @@ impl<B: Backend> WindowState<B> {
         match self.sent() {
             0 => Ok(()),
             sent => Err(Error::config(format!(
-                "no_sync after {sent} gradient buckets were sent in the backward pass of micro-step {number}, which was \
-                 expected to be the window's last: say how many a window has, empty ones included, by \
+                "no_sync after {sent} gradient buckets were sent in the backward pass of micro-step {number}, which \
+                 was expected to be the window's last: say how many a window has, empty ones included, by \
                  `ReplicaOptions::with_accumulation`, or, if windows grow, {OVERLAP_ADVICE}"
             ))),
         }

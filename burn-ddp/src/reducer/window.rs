@@ -100,8 +100,8 @@ impl<B: Backend> Window<B> {
         self.sums.pop().unwrap_or_else(none)
     }
 
-    /// Takes five numbers of each micro-step: weight, loss times weight, weight if there is a loss, 1, and 1 if a weight
-    /// was given; zeros if it had no items.
+    /// Takes five numbers of each micro-step: weight, loss times weight, weight if there is a loss, 1, and 1 if a
+    /// weight was given; zeros if it had no items.
     ///
     /// # Errors
     /// A loss of more than one element.
@@ -192,8 +192,8 @@ mod tests {
         }
     }
 
-    /// The bits of four parameters' sums over micro-steps with `gradients`. Those of the last one that `early` selects are
-    /// taken during its backward pass, in reverse order.
+    /// The bits of four parameters' sums over micro-steps with `gradients`. Those of the last one that `early` selects
+    /// are taken during its backward pass, in reverse order.
     fn summed(
         order: Order,
         gradients: &[[Option<f32>; 4]],

@@ -51,7 +51,8 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
 /// left out. `step` is the optimizer step that the message names. All ranks must call it.
 ///
 /// # Errors
-/// [`ErrorKind::Diverged`] naming the first parameter that differs and the ranks, on every rank; any error of the group.
+/// [`ErrorKind::Diverged`] naming the first parameter that differs and the ranks, on every rank; any error of the
+/// group.
 pub fn verify_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     group: &ProcessGroup<B::InnerBackend>,

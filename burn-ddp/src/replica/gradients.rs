@@ -91,8 +91,8 @@ fn check_taken(spec: &ParamSpec, left: Option<Shape>) -> Result<()> {
     };
     Err(Error::config(format!(
         "the gradient of {spec} was taken in a backward pass, and in the micro-step that was handed over it {what}: a \
-         micro-step is one backward pass, with all gradients of the model and of no copy of it (`no_grad` a copy that is \
-         not trained); for others {OVERLAP_ADVICE}"
+         micro-step is one backward pass, with all gradients of the model and of no copy of it (`no_grad` a copy that \
+         is not trained); for others {OVERLAP_ADVICE}"
     )))
 }
 

@@ -1,8 +1,9 @@
 //! One process's copy of the model, kept equal to all others.
 //!
-//! Equality is made and checked. At start-up all ranks compare what they are about to train, take rank 0's values and
-//! ids, and compare hashes. From then on equal gradients keep equal parameters equal, and a check every so many steps
-//! ([`ReplicaOptions::check_every`]) finds the exceptions: a program that replaced a parameter, a rank that trains alone.
+//! Equality is made and checked. At start-up all ranks compare the parameters they are about to train, take rank 0's
+//! values and ids, and compare hashes. From then on equal gradients keep equal parameters equal, and a check every so
+//! many steps ([`ReplicaOptions::check_every`]) finds the exceptions: a program that replaced a parameter, a rank that
+//! trains alone.
 
 use std::sync::Arc;
 
@@ -90,12 +91,12 @@ impl<B: AutodiffBackend> Replica<B> {
     /// with the same model and options, before the optimizer sees the model: other ranks' parameters take rank
     /// 0's values and ids.
     ///
-    /// In a world of one `model` is returned as it is; with [`GroupOptions::connect_alone`](crate::GroupOptions::connect_alone)
-    /// its parameters are initialized here.
+    /// In a world of one `model` is returned as it is; with
+    /// [`GroupOptions::connect_alone`](crate::GroupOptions::connect_alone) its parameters are initialized here.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) on all ranks, naming the first parameter that differs in path, shape or dtype
-    /// and the ranks; options that cannot be meant; any error of the group.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) on all ranks, naming the first parameter that differs in path, shape or
+    /// dtype and the ranks; options that cannot be meant; any error of the group.
     pub fn new<M: AutodiffModule<B>>(
         model: M,
         group: &ProcessGroup<B::InnerBackend>,
@@ -210,8 +211,8 @@ impl<B: AutodiffBackend> Replica<B> {
     /// [`verify_parameters`]. All ranks must call it.
     ///
     /// # Errors
-    /// [`Diverged`](crate::ErrorKind::Diverged) naming the first parameter that differs and the ranks, on every rank; any error of the
-    /// group.
+    /// [`Diverged`](crate::ErrorKind::Diverged) naming the first parameter that differs and the ranks, on every rank;
+    /// any error of the group.
     pub fn verify<M: AutodiffModule<B>>(&self, model: &M) -> Result<()> {
         verify_parameters::<B, M>(model, &self.group, self.steps)
     }
@@ -223,7 +224,8 @@ impl<B: AutodiffBackend> Replica<B> {
     /// Without running states, and in a world of one, nothing is done and nothing sent.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) if ranks have different numbers of running states; any error of the group.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if ranks have different numbers of running states; any error of the
+    /// group.
     pub fn sync_buffers<M: AutodiffModule<B>>(&self, model: &M, how: BufferSync) -> Result<()> {
         if self.group.world_size() == 1 {
             return Ok(());

@@ -33,8 +33,8 @@ pub struct ReplicaOptions {
     #[new(default)]
     pub report_norm: bool,
     /// Largest bucket in bytes, at least 1 and at most this machine's memory. `None` (default): 1 MiB for the first,
-    /// 25 MiB for the others; with the feature `overlap`, after the first optimizer step, a 32nd of all gradients for the
-    /// others, but not less than 1 MiB and not more than 25.
+    /// 25 MiB for the others; with the feature `overlap`, after the first optimizer step, a 32nd of all gradients for
+    /// the others, but not less than 1 MiB and not more than 25.
     #[new(default)]
     pub bucket_bytes: Option<usize>,
     /// Makes a trained parameter without a gradient on some rank an error instead of a zero (off).
@@ -51,9 +51,10 @@ pub struct ReplicaOptions {
     /// The conditions under which a training gives the same bits again.
     #[new(default)]
     pub reproducibility: Reproducibility,
-    /// Maximum number of gradient buckets in flight, at least 1; default 2. Without [`bucket_bytes`](Self::bucket_bytes)
-    /// it counts buckets of 25 MiB, and of smaller ones, as the feature `overlap` makes them, proportionally more may be
-    /// in flight. It bounds memory where a bucket is a copy (on devices) and changes no numbers.
+    /// Maximum number of gradient buckets in flight, at least 1; default 2. Without
+    /// [`bucket_bytes`](Self::bucket_bytes) it counts buckets of 25 MiB, and of smaller ones, as the feature `overlap`
+    /// makes them, proportionally more may be in flight. It bounds memory where a bucket is a copy (on devices) and
+    /// changes no numbers.
     #[new(value = "BUCKETS_IN_FLIGHT")]
     pub buckets_in_flight: usize,
     /// Sends gradients while the window's last backward pass runs (default), in builds with the feature `overlap`.

@@ -1,4 +1,4 @@
-//! The replica's overlap API: what a program can announce, marks for the backward pass, and the order of buckets.
+//! The replica's overlap API: announcements of the program, marks for the backward pass, and the order of buckets.
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;

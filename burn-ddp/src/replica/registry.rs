@@ -1,9 +1,9 @@
 //! The registry of the process: parameter id -> reducer of a living replica.
 //!
-//! Burn's hook into the backward pass (`backend/hook.rs`) is a function without `self`: it gets a parameter's id and its
-//! gradient. So there is one table for the process. It is the only static below the learner, holds no reducer alive, and
-//! knows no backend. An id that is not in it, or that two living replicas have registered, belongs to no reducer, and
-//! its gradient is sent after the backward pass like any other.
+//! Burn's hook into the backward pass (`backend/hook.rs`) is a function without `self`: it gets a parameter's id and
+//! its gradient. So there is one table for the process. It is the only static below the learner, holds no reducer
+//! alive, and knows no backend. An id that is not in it, or that two living replicas have registered, belongs to no
+//! reducer, and its gradient is sent after the backward pass like any other.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -50,8 +50,8 @@ fn find<B: Backend>(id: DistributedParamId) -> Option<(Arc<SharedReducer<B>>, us
     Some((reducer.downcast().ok()?, index))
 }
 
-/// A backward pass begins that reaches the marked parameters `params`. A pass that reaches parameters of several replicas
-/// is a micro-step of at most one of them, and it is not known of which: then no reducer takes gradients.
+/// A backward pass begins that reaches the marked parameters `params`. A pass that reaches parameters of several
+/// replicas is a micro-step of at most one of them, and it is not known of which: then no reducer takes gradients.
 pub(crate) fn backward_begins<B: Backend>(params: &[DistributedParams]) {
     let mut reducers: Vec<Arc<SharedReducer<B>>> = Vec::new();
     let all = params.iter().flat_map(|param| living(param.param_id));

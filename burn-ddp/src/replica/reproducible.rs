@@ -14,23 +14,23 @@ pub enum Reproducibility {
     /// added as they come.
     #[default]
     FixedWorldSize,
-    /// Bits do not even depend on the number of processes: 1, 2, 4, 8 .. ranks that train on the same micro-batches have
-    /// the same parameters, losses and norms to the last bit. Rank `r` takes the micro-batches `r * A` to `r * A + A - 1` of
-    /// each global batch, where `A` is [`ReplicaOptions::accumulation`].
+    /// Bits do not even depend on the number of processes: 1, 2, 4, 8 .. ranks that train on the same micro-batches
+    /// have the same parameters, losses and norms to the last bit. Rank `r` takes the micro-batches `r * A` to
+    /// `r * A + A - 1` of each global batch, where `A` is [`ReplicaOptions::accumulation`].
     ///
     /// Micro-steps are added in the tree in which ranks are, everything in the types that travel and divided once. A
     /// parameter that is used in some micro-steps counts as zero in the others.
     ///
-    /// Before each micro-step the backend's random stream is seeded, so that a micro-batch has the same dropout on every
-    /// rank. The seed is `h(h(h(seed) ^ step) ^ micro)` with the optimizer step since the replica
-    /// was made, the index of the micro-batch in the global batch, and the finalizer `h` of SplitMix64. It is set at
-    /// the end of [`Replica::new`](crate::Replica::new), `no_sync`, `reduce` and `discard`: code that draws between
-    /// one of these and the forward pass must do so on every rank and in every world alike. A resumed training should be
-    /// given another seed, or it draws the numbers of its beginning.
+    /// Before each micro-step the backend's random stream is seeded, so that a micro-batch has the same dropout on
+    /// every rank. The seed is `h(h(h(seed) ^ step) ^ micro)` with the optimizer step since the replica was made, the
+    /// index of the micro-batch in the global batch, and the finalizer `h` of SplitMix64. It is set at the end of
+    /// [`Replica::new`](crate::Replica::new), `no_sync`, `reduce` and `discard`: code that draws between one of these
+    /// and the forward pass must do so on every rank and in every world alike. A resumed training should be given
+    /// another seed, or it draws the numbers of its beginning.
     ///
     /// It needs a power of two of ranks; parameters of f32 or f64; collectives through host memory; `accumulation`,
-    /// and exactly that many micro-steps in every window. What the model computes for a micro-batch has to have the
-    /// same bits in every process, which is the backend's part (`docs/concepts.md` names what is known to break it).
+    /// and exactly that many micro-steps in every window. The backend has to compute the same bits for a micro-batch
+    /// in every process (`docs/concepts.md` names the known exceptions).
     ///
     /// It costs memory for up to log2(A) + 1 sets of gradients instead of two, the one being added among them.
     AnyWorldSize {
