@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 use burn::module::{AutodiffModule, Module};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
-use burn_ddp::bucket::BUCKET_BYTES;
 use burn_ddp::{DType, Ddp, Error, MicroStep, Replica, ReplicaOptions, Result};
 use burn_ddp_benches::csv::Measurement;
 use burn_ddp_benches::gradients::Parameters;
@@ -53,6 +52,9 @@ struct Args {
     #[arg(long, hide = true)]
     peak_alone: Option<usize>,
 }
+
+/// Default of `ReplicaOptions::bucket_bytes` for all buckets but the first.
+const BUCKET_BYTES: usize = 25 << 20;
 
 /// Steps before times are taken.
 const WARM_UP: usize = 3;

@@ -25,9 +25,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use burn_ddp::communicator::{
-    Deadline, Engine, HostEngine, Liveness, Memory, Operation, Segment, Staged,
-};
+use burn_ddp::communicator::{Deadline, Engine, HostEngine, Liveness, Memory, Operation, Segment, Staged};
 use burn_ddp::{DType, Error, ErrorKind, Result};
 
 use crate::bucket::Bucket;

@@ -11,8 +11,8 @@ use burn::tensor::backend::Backend;
 use burn_ddp::communicator::{
     CommunicatorFactory, Deadline, Engine, HostCommunicator, HostEngine, Opened, Setup,
 };
-use burn_ddp_comm::net::host::host_name;
 use burn_ddp::{CommunicatorKind, Result};
+use burn_ddp_comm::net::host::host_name;
 
 use crate::comm::NcclComm;
 use crate::communicator::NcclCommunicator;

@@ -1,45 +1,46 @@
-//! Which parameters travel together.
+//! The partition of a model's parameters into buckets, each of which is one collective.
 //!
-//! Pure: a plan is a function of the parameters' specifications, so it is equal on all ranks once these have
-//! been compared, and it can be printed and tested without a model. Gradients of late layers are ready first,
-//! hence reverse visit order (with `overlap` the order of arrival after the first step); a small first bucket starts communication early.
+//! A plan is a pure function of the parameters' specifications, so it is equal on all ranks once these have been
+//! compared, and it can be printed and tested without a model. Gradients of late layers are ready first, hence reverse
+//! visit order (with `overlap`, the order of arrival after the first step). A small first bucket starts communication
+//! early.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dtype::DType;
-use crate::error::{Error, ErrorKind, Result};
+use burn_ddp_comm::DType;
+use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// Default largest bucket (PyTorch DDP's `bucket_cap_mb`).
-pub const BUCKET_BYTES: usize = 25 << 20;
+pub(crate) const BUCKET_BYTES: usize = 25 << 20;
 /// Default largest first bucket.
-pub const FIRST_BUCKET_BYTES: usize = 1 << 20;
+pub(crate) const FIRST_BUCKET_BYTES: usize = 1 << 20;
 
-/// Buckets at least that a plan for overlap has where none is told: what a backward pass cannot hide is about the first
-/// bucket, which it has to compute, and the last, which it has to send.
-#[cfg(any(test, feature = "overlap"))]
-const OVERLAPPED: usize = 32;
+/// Minimum number of buckets when overlap chooses the size. A backward pass cannot hide the computation of the first
+/// bucket and the transfer of the last, so both should be small.
+const MIN_OVERLAPPED_BUCKETS: usize = 32;
 
-/// Refuses a bucket of `bytes` that cannot be meant; `memory` is this machine's, where it is known.
+/// Refuses bucket sizes of 0 and of more than `memory`, the memory of this machine where it is known.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] naming the value, for 0 and for more than `memory`.
-pub fn check_bucket_bytes(bytes: usize, memory: Option<u64>) -> Result<()> {
+/// [`ErrorKind::Config`] naming the value.
+pub(crate) fn check_bucket_bytes(bytes: usize, memory: Option<u64>) -> Result<()> {
     match memory {
         _ if bytes == 0 => {
             Err(Error::config("bucket_bytes is 0: give the largest bucket in bytes, or leave it out"))
         }
         Some(memory) if bytes as u64 > memory => Err(Error::config(format!(
-            "bucket_bytes is {bytes}, more than this machine's memory of {memory} bytes: give a smaller one, or leave it out"
+            "bucket_bytes is {bytes}, more than this machine's memory of {memory} bytes: give a smaller one, or leave \
+             it out"
         ))),
         _ => Ok(()),
     }
 }
 
-/// What part a parameter plays in training.
+/// The part that a parameter plays in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ParamRole {
+pub(crate) enum ParamRole {
     /// Float, trained: has a gradient.
     Trained,
     /// Float, but gradients are off.
@@ -50,22 +51,22 @@ pub enum ParamRole {
     Constant,
 }
 
-/// What all ranks must agree on for one parameter.
+/// The properties of one parameter that must be equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ParamSpec {
+pub(crate) struct ParamSpec {
     /// Names of the modules down to it, joined by dots.
-    pub path: String,
+    pub(crate) path: String,
     /// Sizes of all dimensions.
-    pub shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// Element type.
-    pub dtype: DType,
+    pub(crate) dtype: DType,
     /// Its part in training.
-    pub role: ParamRole,
+    pub(crate) role: ParamRole,
 }
 
 impl ParamSpec {
     /// Bytes of its elements.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
 }
@@ -84,7 +85,7 @@ impl fmt::Display for ParamSpec {
 
 /// The first difference between the parameters of all ranks, as an error that names path and ranks.
 /// `ranks[r]` are rank r's; `None` when all are equal.
-pub fn first_difference(ranks: &[Vec<ParamSpec>]) -> Option<Error> {
+pub(crate) fn first_difference(ranks: &[Vec<ParamSpec>]) -> Option<Error> {
     let (zero, others) = ranks.split_first()?;
     others.iter().enumerate().find_map(|(index, specs)| {
         let rank = index + 1;
@@ -113,7 +114,7 @@ pub fn first_difference(ranks: &[Vec<ParamSpec>]) -> Option<Error> {
 pub struct Bucket {
     /// Element type of all of them.
     pub dtype: DType,
-    /// Their indices in the list that the plan was made of, in wire order.
+    /// Their positions among all parameters of the model in visit order, in the order on the wire.
     pub params: Vec<usize>,
     /// Bytes of all of them.
     pub bytes: usize,
@@ -127,9 +128,9 @@ pub struct BucketPlan {
 }
 
 impl BucketPlan {
-    /// Packs the parameters `indices` of `specs` in the given order: a bucket holds one dtype and at most `cap`
+    /// Packs the parameters `indices` of `specs` in the given order. A bucket holds one dtype and at most `cap`
     /// bytes (the first at most `first_cap`), or a single parameter that is larger.
-    pub fn new(
+    pub(crate) fn new(
         specs: &[ParamSpec],
         indices: impl IntoIterator<Item = usize>,
         first_cap: usize,
@@ -150,19 +151,18 @@ impl BucketPlan {
         Self { buckets }
     }
 
-    /// The plan for gradients: trained parameters in reverse visit order. `cap` sets all buckets; without it
-    /// the first is [`FIRST_BUCKET_BYTES`] and the others [`BUCKET_BYTES`].
-    pub fn for_gradients(specs: &[ParamSpec], cap: Option<usize>) -> Self {
+    /// The plan for gradients: trained parameters in reverse visit order. `cap` limits all buckets; without it the
+    /// first holds [`FIRST_BUCKET_BYTES`] and the others [`BUCKET_BYTES`].
+    pub(crate) fn for_gradients(specs: &[ParamSpec], cap: Option<usize>) -> Self {
         let trained = (0..specs.len()).rev().filter(|i| specs[*i].role == ParamRole::Trained);
         Self::new(specs, trained, cap.unwrap_or(FIRST_BUCKET_BYTES), cap.unwrap_or(BUCKET_BYTES))
     }
 }
 
-/// Largest bucket for `bytes` of gradients that leave while a backward pass runs: [`BUCKET_BYTES`], or less where a model
-/// has so few that the pass would be over after some buckets, but not less than [`FIRST_BUCKET_BYTES`].
-#[cfg(any(test, feature = "overlap"))]
+/// Largest bucket for `bytes` of gradients that are sent while a backward pass runs: a share of
+/// [`MIN_OVERLAPPED_BUCKETS`], between [`FIRST_BUCKET_BYTES`] and [`BUCKET_BYTES`].
 pub(crate) fn overlapped_cap(bytes: usize) -> usize {
-    (bytes / OVERLAPPED).clamp(FIRST_BUCKET_BYTES, BUCKET_BYTES)
+    (bytes / MIN_OVERLAPPED_BUCKETS).clamp(FIRST_BUCKET_BYTES, BUCKET_BYTES)
 }
 
 impl fmt::Display for BucketPlan {

@@ -31,29 +31,38 @@
 //! Programs that use Burn's `SupervisedTraining` call [`launch_ddp`](learner::LaunchDdp::launch_ddp) instead of `launch`:
 //! see [`learner`].
 //!
-//! # Design
+//! # Modules
 //!
-//! A stack of floors, each calling only those below it, results travelling as return values:
-//! [`error`], [`rank`], [`deadline`], [`dtype`], [`options`] < [`store`], [`transport`], [`bucket`] <
-//! [`rendezvous`], [`control`], [`collective`] < [`join`] < [`communicator`] < [`process_group`] < [`replica`] < [`nn`], [`data`] <
-//! [`learner`]. Below `communicator` no Burn type appears. [`backend`] (the decorator [`Ddp`]) and [`launch`] stand beside it.
+//! Each module uses only those above it, and results travel as return values:
 //!
-//! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, bitwise the plain
-//! loop. Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error
-//! that names it. And there is no global state, except where the process itself has it: Burn's hook into
-//! the backward pass (`reducer::sinks`), and in [`learner`] panic hooks and signal handlers.
+//! | module | what it holds |
+//! | --- | --- |
+//! | `burn-ddp-comm` | a package of its own, without Burn: ranks, errors, transports, collectives, [groups](burn_ddp_comm::group) |
+//! | [`communicator`] | tensors become memory and tensors again; the seam for NCCL and MPI |
+//! | [`process_group`] | collectives of tensors: [`ProcessGroup`], [`Work`] |
+//! | `reducer` | from the gradients of micro-steps to the gradient of the global batch, in buckets |
+//! | [`replica`] | a copy of the model that stays equal to all others: [`Replica`] |
+//! | [`backend`] | the backend decorator [`Ddp`] |
+//! | [`data`], [`nn`] | sharded loaders; layers that communicate |
+//! | [`learner`] | Burn's `SupervisedTraining` on several processes |
+//! | [`launch`] | the launcher of the package `burnrun` as a library |
+//!
+//! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, the bits of the plain loop.
+//! Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error that names it. And
+//! there is no global state, except where the process itself has it: Burn's hook into the backward pass
+//! (`replica::registry`), and in [`learner`] panic hooks and signal handlers.
 //!
 //! # Features
 //!
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
 //! | `train` | yes | [`learner`] for Burn's `SupervisedTraining`, the sharded loaders of [`data`], [`nn`] |
-//! | `launcher` | yes | [`launch`] and the binary `burnrun` |
+//! | `launcher` | yes | [`launch`]: the launcher `burnrun` as a library |
 //! | `overlap` | no | gradients are sent while the backward pass runs ([`ReplicaOptions::overlap`]); it enables `burn-autodiff/distributed`, with which a bare `Autodiff<Flex>` is no `AutodiffBackend` any more |
 //! | `flex`, `ndarray`, `cuda`, `tch` | no | Burn's backends, passed through |
 
 pub mod backend;
-pub mod bucket;
+mod bucket;
 pub mod communicator;
 #[cfg(feature = "train")]
 pub mod data;
@@ -69,13 +78,14 @@ pub mod process_group;
 mod reducer;
 pub mod replica;
 
-use burn_ddp_comm::{collective, dtype, error, options, rank};
-pub use dtype::{DType, ReduceOp};
-pub use error::{Error, ErrorKind, Result};
-pub use options::{CommunicatorKind, GroupOptions, TransportKind};
-pub use burn_ddp_comm::{Rank, RankInfo};
+pub use burn_ddp_comm::{
+    CommunicatorKind, DType, Error, ErrorKind, GroupOptions, Rank, RankInfo, ReduceOp, Result, TransportKind,
+};
 
 pub use backend::Ddp;
+pub use bucket::{Bucket, BucketPlan};
 pub use process_group::{ProcessGroup, Work};
 pub use reducer::GradientReduction;
-pub use replica::{BufferSync, MicroStep, OverlapStats, Reduced, Replica, ReplicaOptions, Reproducibility};
+pub use replica::{
+    BufferSync, MicroStep, OverlapStats, Reduced, Replica, ReplicaOptions, Reproducibility, verify_parameters,
+};

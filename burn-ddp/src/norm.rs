@@ -4,22 +4,25 @@
 //! replicas drift apart by an ulp a step. Here squares are added in f64 in the same pairwise tree that the
 //! collectives use, so equal gradients give equal bits everywhere.
 //!
-//! Gradients on a device are not worth copying for that: there each rank's device adds up, in an order of its own, and
-//! rank 0's sum is what all ranks take.
+//! Gradients on a device are not copied for that: each rank's device adds in an order of its own, and all ranks use
+//! rank 0's sum.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, FloatDType, TensorData};
 use burn_backend::TensorMetadata;
-
+use burn_ddp_comm::Result;
 use burn_ddp_comm::reduction::pairwise;
-use crate::communicator::{AnyTensor, into_data};
-use crate::error::Result;
 
-/// Elements that are added one after the other before the tree begins.
+use crate::communicator::{AnyTensor, into_data};
+
+/// Number of elements that are added one after the other, as one leaf of the tree.
 const BLOCK: usize = 1024;
 
-/// The norm of all `gradients` together, which are read to the host and given back.
+/// The norm of all `gradients` together, which are moved to the host and back.
+///
+/// # Errors
+/// A gradient that cannot be read.
 pub(crate) fn through_host<B: Backend>(gradients: &mut [Option<FloatTensor<B>>]) -> Result<f64> {
     let mut squares = Vec::new();
     for gradient in gradients {
@@ -29,11 +32,14 @@ pub(crate) fn through_host<B: Backend>(gradients: &mut [Option<FloatTensor<B>>])
         squares.push(sum_of_squares(&data));
         *gradient = Some(B::float_from_data(data, &device));
     }
-    Ok(add(&squares).sqrt())
+    Ok(sum(&squares).sqrt())
 }
 
-/// The norm of all `gradients` together, taken on their device in f32 (f64 if one of them is f64): one read of one
-/// number a gradient.
+/// The norm of all `gradients` together, taken on their device in f32 (f64 if one of them is f64). Reads one number a
+/// gradient.
+///
+/// # Errors
+/// The numbers cannot be read.
 pub(crate) fn on_device<B: Backend>(gradients: &[Option<FloatTensor<B>>]) -> Result<f64> {
     let gradients: Vec<_> = gradients.iter().flatten().collect();
     let double = gradients.iter().any(|gradient| gradient.dtype() == DType::F64);
@@ -50,32 +56,32 @@ pub(crate) fn on_device<B: Backend>(gradients: &[Option<FloatTensor<B>>]) -> Res
     }
     let sums = B::float_cat(gradients.iter().map(squares).collect(), 0);
     let sums: Vec<f64> = into_data::<B>(AnyTensor::Float(sums))?.iter::<f64>().collect();
-    Ok(add(&sums).sqrt())
+    Ok(sum(&sums).sqrt())
 }
 
 fn sum_of_squares(data: &TensorData) -> f64 {
     if let Ok(values) = data.as_slice::<f32>() {
-        return tree(values, |value| f64::from(*value));
+        return sum_squares(values, |value| f64::from(*value));
     }
     if let Ok(values) = data.as_slice::<f64>() {
-        return tree(values, |value| *value);
+        return sum_squares(values, |value| *value);
     }
     let values: Vec<f64> = data.iter::<f64>().collect();
-    tree(&values, |value| *value)
+    sum_squares(&values, |value| *value)
 }
 
-fn tree<T>(values: &[T], widen: impl Fn(&T) -> f64) -> f64 {
+fn sum_squares<T>(values: &[T], widen: impl Fn(&T) -> f64) -> f64 {
     let block = |values: &[T]| {
         values.iter().fold(0.0, |sum, value| {
             let value = widen(value);
             sum + value * value
         })
     };
-    add(&values.chunks(BLOCK).map(block).collect::<Vec<_>>())
+    sum(&values.chunks(BLOCK).map(block).collect::<Vec<_>>())
 }
 
-/// The sum of `values` in the tree's order.
-fn add(values: &[f64]) -> f64 {
+/// The sum of `values` in the order of the tree.
+fn sum(values: &[f64]) -> f64 {
     pairwise(values, &|left, right| left + right).unwrap_or(0.0)
 }
 

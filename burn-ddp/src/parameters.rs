@@ -1,20 +1,20 @@
-//! A model seen as a list of parameters in visit order.
+//! The parameters of a model as a list in visit order.
 //!
 //! Order across ranks is module visit order, never id order: ids are random per process. Burn initializes
-//! parameters lazily and draws their values from the backend's random stream when it does, so a world of one
-//! only [`describe`]s its model (nothing is drawn that a plain program would not draw), while ranks that are
-//! about to be made equal [`collect`] theirs, which materializes everything.
+//! parameters lazily and then draws their values from the backend's random stream. So a world of one only
+//! [`describe`]s its model, and draws nothing that a plain program would not draw, while ranks that are about to be
+//! made equal [`collect`] theirs, which initializes all parameters.
 
 use std::collections::BTreeMap;
 
 use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, Element, Float, Int, Tensor};
+use burn_ddp_comm::DType;
+use burn_ddp_comm::{Error, Result};
 
 use crate::bucket::{ParamRole, ParamSpec};
 use crate::communicator::{AnyTensor, wire_dtype};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::process_group::GroupKind;
 
 /// One parameter of a model.
@@ -33,14 +33,14 @@ pub(crate) struct ParamValue<B: Backend> {
 pub(crate) fn collect<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
 ) -> Result<Vec<ParamValue<B::InnerBackend>>> {
-    model.visit(&mut Materialize);
+    model.visit(&mut Initialize);
     // Writes pending updates of running states, without which their visit is one step stale.
     let _ = model.valid();
     let (params, unsendable) = visit::<B, M>(model);
     unsendable.map_or(Ok(params), Err)
 }
 
-/// All parameters of `model` in visit order, without initializing any, for a world in which nothing is sent.
+/// All parameters of `model` in visit order, without initializing any.
 pub(crate) fn describe<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
 ) -> Vec<ParamValue<B::InnerBackend>> {
@@ -51,7 +51,7 @@ pub(crate) fn describe<B: AutodiffBackend, M: AutodiffModule<B>>(
 fn visit<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
 ) -> (Vec<ParamValue<B::InnerBackend>>, Option<Error>) {
-    let mut visitor = Collect::<B> {
+    let mut visitor = CollectParameters::<B> {
         path: Vec::new(),
         found: Vec::new(),
         failed: None,
@@ -69,11 +69,14 @@ pub(crate) fn ids<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Vec<Pa
 }
 
 /// `model` with other values and ids, both in the order of [`collect`]; a running state keeps its id.
+///
+/// # Errors
+/// Fewer values than parameters, or a value of another kind.
 pub(crate) fn replace<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: M,
     values: Vec<(ParamId, AnyTensor<B::InnerBackend>)>,
 ) -> Result<M> {
-    let mut mapper = Replace::<B> { values: values.into_iter(), failed: None };
+    let mut mapper = ReplaceValues::<B> { values: values.into_iter(), failed: None };
     let model = model.map(&mut mapper);
     match mapper.failed {
         Some(error) => Err(error),
@@ -81,8 +84,10 @@ pub(crate) fn replace<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
 }
 
-/// The running states among all parameters of `model`, with their positions in visit order and without updates that
-/// are pending.
+/// The running states among all parameters of `model`, after pending updates, with their positions in visit order.
+///
+/// # Errors
+/// Names the parameter whose element type cannot be sent.
 pub(crate) fn states<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
 ) -> Result<Vec<(usize, ParamValue<B::InnerBackend>)>> {
@@ -91,9 +96,12 @@ pub(crate) fn states<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(all)
 }
 
-/// Sets running states of `model`, by position among all parameters in visit order. A running state shares its
-/// value with its clones, so this needs no model of one's own; updates that are pending, which [`collect`]
-/// writes, would overwrite what is set here.
+/// Sets running states of `model`, by position among all parameters in visit order. A running state shares its value
+/// with its clones, so a reference to the model suffices. Pending updates, which [`collect`] writes, would overwrite
+/// the values set here.
+///
+/// # Errors
+/// A value that is no float tensor.
 pub(crate) fn set_running_states<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     values: BTreeMap<usize, AnyTensor<B::InnerBackend>>,
@@ -143,9 +151,10 @@ impl<B: AutodiffBackend> ModuleMapper<B> for SetStates<B> {
     }
 }
 
-struct Materialize;
+/// Initializes all parameters.
+struct Initialize;
 
-impl<B: Backend> ModuleVisitor<B> for Materialize {
+impl<B: Backend> ModuleVisitor<B> for Initialize {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         param.val();
     }
@@ -180,8 +189,8 @@ impl<B: Backend> ModuleVisitor<B> for Ids {
     }
 }
 
-/// Which float parameters, by position, are running states. A mapper can change the id of every parameter but
-/// not of a running state, whose shared value it sets to what it was.
+/// By position among float parameters, whether one is a running state. A mapper can change the id of every parameter
+/// but that of a running state, whose shared value is set to itself here.
 fn running_states<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Vec<bool> {
     struct NewIds;
     impl<B: Backend> ModuleMapper<B> for NewIds {
@@ -190,7 +199,7 @@ fn running_states<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Vec<bo
             param
         }
 
-        // As they are: the default would initialize them.
+        // Unchanged: the default implementation would initialize them.
         fn map_int<const D: usize>(&mut self, param: Param<Tensor<B, D, Int>>) -> Param<Tensor<B, D, Int>> {
             param
         }
@@ -208,15 +217,15 @@ fn running_states<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Vec<bo
     before.float.iter().zip(&after.float).map(|(before, after)| before == after).collect()
 }
 
-struct Collect<B: AutodiffBackend> {
+struct CollectParameters<B: AutodiffBackend> {
     path: Vec<String>,
     found: Vec<ParamValue<B::InnerBackend>>,
     failed: Option<Error>,
-    /// Of the float parameters, in order.
+    /// For each float parameter in visit order, whether it is a running state.
     states: std::vec::IntoIter<bool>,
 }
 
-impl<B: AutodiffBackend> Collect<B> {
+impl<B: AutodiffBackend> CollectParameters<B> {
     fn push(
         &mut self,
         id: ParamId,
@@ -234,7 +243,7 @@ impl<B: AutodiffBackend> Collect<B> {
     }
 }
 
-impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<B> {
+impl<B: AutodiffBackend> ModuleVisitor<B> for CollectParameters<B> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.into());
     }
@@ -274,12 +283,12 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<B> {
     }
 }
 
-struct Replace<B: AutodiffBackend> {
+struct ReplaceValues<B: AutodiffBackend> {
     values: std::vec::IntoIter<(ParamId, AnyTensor<B::InnerBackend>)>,
     failed: Option<Error>,
 }
 
-impl<B: AutodiffBackend> Replace<B> {
+impl<B: AutodiffBackend> ReplaceValues<B> {
     fn next<K: GroupKind<B::InnerBackend>>(&mut self) -> Option<(ParamId, K::Primitive)> {
         let next =
             self.values.next().ok_or_else(|| Error::config("the model has more parameters than values"));
@@ -293,7 +302,7 @@ impl<B: AutodiffBackend> Replace<B> {
     }
 }
 
-impl<B: AutodiffBackend> ModuleMapper<B> for Replace<B> {
+impl<B: AutodiffBackend> ModuleMapper<B> for ReplaceValues<B> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let Some((id, value)) = self.next::<Float>() else { return param };
         let (_, old, mapper) = param.consume();

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use burn_ddp::{DType, GroupOptions, Rank, RankInfo, ReduceOp, Result};
+use burn_ddp_benches::pattern::Pattern;
 use burn_ddp_comm::collective::Collectives;
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::group::{Connection, connect};
 use burn_ddp_comm::net::address::local_address;
 use burn_ddp_comm::store::{Store, TcpStore};
-use burn_ddp::{DType, GroupOptions, Rank, RankInfo, ReduceOp, Result};
-use burn_ddp_benches::pattern::Pattern;
 
 use crate::AllReduce;
 

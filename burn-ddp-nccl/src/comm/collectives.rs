@@ -6,8 +6,8 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use burn_ddp_comm::collective::chunk;
 use burn_ddp::{DType, Error, Rank, ReduceOp, Result};
+use burn_ddp_comm::collective::chunk;
 
 use super::{NcclComm, State};
 use crate::dtype::{data_type, reduction};

@@ -29,9 +29,9 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::time::Duration;
 
+use burn_ddp::{Error, ErrorKind, Rank, Result};
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
-use burn_ddp::{Error, ErrorKind, Rank, Result};
 
 use crate::stream::Stream;
 use crate::symbols::{Config, RawComm, Symbols};

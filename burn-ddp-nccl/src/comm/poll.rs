@@ -5,8 +5,8 @@ use std::ptr;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use burn_ddp_comm::deadline::Deadline;
 use burn_ddp::{Error, ErrorKind, Result};
+use burn_ddp_comm::deadline::Deadline;
 
 use super::{NcclComm, State};
 use crate::error::{IN_PROGRESS, SUCCESS, failure};

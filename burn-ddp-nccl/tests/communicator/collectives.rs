@@ -1,7 +1,7 @@
 //! Every collective, dtype and reduction, in place and out of place, against values computed here.
 
-use burn_ddp_comm::deadline::Deadline;
 use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
+use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_nccl::{NcclComm, Span};
 
 use super::node::{Buffer, LIMIT, Node};

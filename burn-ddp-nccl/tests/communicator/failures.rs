@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use burn_ddp::{DType, Error, ErrorKind, Rank, RankInfo, ReduceOp, Result};
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
-use burn_ddp::{DType, Error, ErrorKind, Rank, RankInfo, ReduceOp, Result};
 use burn_ddp_nccl::library::RawStream;
 use burn_ddp_nccl::{NcclComm, Span, Stream};
 use rustix::process::Signal;

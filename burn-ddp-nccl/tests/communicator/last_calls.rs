@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use burn_ddp_comm::deadline::Deadline;
 use burn_ddp::{DType, ErrorKind, ReduceOp, Result};
+use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_nccl::Span;
 
 use super::node::{Buffer, LIMIT, Node};

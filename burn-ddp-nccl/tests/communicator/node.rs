@@ -3,15 +3,15 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use burn_ddp::{Rank, RankInfo, Result};
 use burn_ddp_comm::collective::Collectives;
 use burn_ddp_comm::control::Control;
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::rendezvous::{PeerInfo, exchange};
 use burn_ddp_comm::store::{Store, TcpStore};
 use burn_ddp_comm::topology::Topology;
-use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
 use burn_ddp_comm::transport::Liveness;
-use burn_ddp::{Rank, RankInfo, Result};
+use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
 use burn_ddp_nccl::{NcclComm, Stream, UniqueId};
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
-use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
 use burn_ddp_nccl::{NcclComm, Span, UniqueId};
 
 use super::failures::freed;

@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use burn_ddp::{Error, ErrorKind, Rank, RankInfo, Result};
 use burn_ddp_comm::collective::Collectives;
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::rendezvous::{PeerInfo, exchange};
 use burn_ddp_comm::store::{MemoryStore, Store, TcpStore};
 use burn_ddp_comm::topology::Topology;
-use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
 use burn_ddp_comm::transport::Liveness;
-use burn_ddp::{Error, ErrorKind, Rank, RankInfo, Result};
+use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
 use socket2::{Domain, Socket, Type};
 
 use super::lock;

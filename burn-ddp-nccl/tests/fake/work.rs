@@ -4,8 +4,8 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use burn_ddp_comm::collective::Collectives;
 use burn_ddp::{DType, Rank, ReduceOp, Result};
+use burn_ddp_comm::collective::Collectives;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {

@@ -1,19 +1,18 @@
 //! Burn's hook into the backward pass, and the refusal of Burn's own data-parallel server.
 //!
 //! `DistributedBackend` mixes two things. One is a notification: during `backward()`, on the calling thread, Burn names
-//! the marked parameters, then hands over each of their gradients as soon as its last contribution is in, then says
-//! that all are in. The other is an implementation of it, in the default bodies: a server thread that reduces gradients
-//! between several devices of one process. `Ddp` is one process per device, so here a gradient that reached that server
-//! would wait for peers that do not exist, and a program that started it would train as many unrelated models as it has
-//! devices. None of the default bodies may therefore survive:
+//! the marked parameters, then hands over each of their gradients when its last contribution is added, then reports
+//! that all are complete. The other is an implementation of it, in the default bodies: a server thread that reduces
+//! gradients between several devices of one process. `Ddp` is one process per device, so a gradient that reached that
+//! server would wait for peers that do not exist, and a program that started it would train as many unrelated models as
+//! it has devices. So every function is implemented here:
 //!
-//! - The doors to the server, [`start_communication_server`](DistributedBackend::start_communication_server) and the
-//!   collectives it is built on, refuse. They return no `Result`, so the refusal is a panic: the other choice is to
-//!   train unsynchronized in silence.
-//! - The notifications go to the reducer of the replica that has the parameter (`reducer/sinks.rs`), which may take a
-//!   gradient and send it while the backward pass goes on. Where there is none the gradient stays as it is, and
-//!   `Replica::reduce` sends it afterwards: a mark can get lost (`fork`, `to_device` and a record load drop it), and what
-//!   depends on it may be speed but never rightness.
+//! - [`start_communication_server`](DistributedBackend::start_communication_server) and the collectives of the server
+//!   refuse. They return no `Result`, so the refusal is a panic: the alternative is to train unsynchronized in silence.
+//! - The notifications go to the reducer of the replica that has the parameter (`replica/registry.rs`), which may take
+//!   the gradient and send it while the backward pass continues. Where there is no such reducer the gradient stays, and
+//!   `Replica::reduce` sends it afterwards. Marks can get lost (`fork`, `to_device` and a record load drop them), so
+//!   speed may depend on them but no number.
 
 use burn_backend::{
     Backend, DeviceId,
@@ -25,7 +24,7 @@ use burn_backend::{
 };
 
 use super::Ddp;
-use crate::reducer::sinks;
+use crate::replica::registry;
 
 impl<B: Backend> DistributedBackend for Ddp<B> {
     fn start_communication_server(devices: &[Self::Device], _config: DistributedConfig) {
@@ -41,7 +40,7 @@ impl<B: Backend> DistributedBackend for Ddp<B> {
     fn close_communication_server(_device: &Self::Device) {}
 
     fn register_sync_parameters(_device: &Self::Device, distributed_params: Vec<DistributedParams>) {
-        sinks::announce::<Self>(&distributed_params);
+        registry::backward_begins::<Self>(&distributed_params);
     }
 
     fn submit_sync_collective(_device: &Self::Device) {}
@@ -51,7 +50,7 @@ impl<B: Backend> DistributedBackend for Ddp<B> {
         // SAFETY: burn-autodiff makes the pointer from a `&mut` to the gradient in its container, calls this on its own
         // thread, and uses the gradient again only after this has returned; the pointer is not kept.
         let gradient = unsafe { &mut *tensor.0 };
-        sinks::hand_over::<Self>(&distributed_params, gradient);
+        registry::gradient_ready::<Self>(&distributed_params, gradient);
     }
 
     fn all_reduce(
@@ -71,18 +70,18 @@ impl<B: Backend> DistributedBackend for Ddp<B> {
 
     #[expect(unsafe_code, reason = "the trait declares this function unsafe")]
     unsafe fn comm_device(tensor: &TensorRef<Self>) -> Device<Self> {
-        // SAFETY: the caller promises that the tensor behind the reference lives and that nobody writes to it.
+        // SAFETY: the caller promises that the tensor behind the reference lives and that it is not written to.
         B::float_device(unsafe { &*tensor.0 })
     }
 
     #[expect(unsafe_code, reason = "the trait declares this function unsafe")]
     unsafe fn float_from_ref(tensor: &TensorRef<Self>) -> FloatTensor<Self> {
-        // SAFETY: the caller promises that the tensor behind the reference lives and that nobody writes to it.
+        // SAFETY: the caller promises that the tensor behind the reference lives and that it is not written to.
         unsafe { (*tensor.0).clone() }
     }
 }
 
-/// Ends a call that Burn's in-process data parallelism makes, saying what to write instead.
+/// Panics with the reason `why` for a call of Burn's in-process data parallelism, and with the alternatives.
 fn refuse(call: &str, why: std::fmt::Arguments<'_>) -> ! {
     panic!(
         "Ddp<B> refuses {call}: {why}. It runs one process per device: train a Learner with `DdpStrategy`, or a loop \

@@ -10,8 +10,8 @@ use burn::tensor::backend::Backend;
 use super::loader::{Source, sharded_loader};
 use super::order::{Share, Tail};
 use super::shards::{ShardState, Shards};
-use crate::error::{Error, Result};
 use crate::process_group::ProcessGroup;
+use burn_ddp_comm::{Error, Result};
 
 /// Builds data loaders that give each rank its part of every global batch.
 ///

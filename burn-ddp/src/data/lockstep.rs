@@ -20,9 +20,9 @@ use burn::tensor::backend::Backend;
 use serde::{Deserialize, Serialize};
 
 use super::shards::Shards;
-use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
-use crate::rank::Rank;
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// Treatment of ranks that have more batches than others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,10 +9,10 @@ use burn::data::dataset::Dataset;
 use burn_flex::{Flex, FlexDevice};
 
 use super::*;
-use crate::error::panic_text;
-use crate::options::GroupOptions;
-use burn_ddp_comm::{Rank, RankInfo};
+use burn_ddp_comm::GroupOptions;
+use burn_ddp_comm::error::panic_text;
 use burn_ddp_comm::store::MemoryStore;
+use burn_ddp_comm::{Rank, RankInfo};
 
 type B = crate::Ddp<Flex>;
 type Loader = Arc<dyn DataLoader<B, Vec<usize>>>;

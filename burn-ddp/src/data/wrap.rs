@@ -10,8 +10,8 @@ use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::tensor::backend::Backend;
 
 use super::shards::{Marker, ShardState, Shards};
-use crate::collective::chunk;
 use crate::process_group::ProcessGroup;
+use burn_ddp_comm::collective::chunk;
 
 /// Gives each rank a contiguous part of a loader that does **not** shuffle: rank `r` of `W` has the items
 /// `r*n/W..(r+1)*n/W` of `n`, by [`DataLoader::slice`]. Parts are disjoint, complete, and differ in length by at

@@ -14,7 +14,7 @@ use super::output::DdpOutput;
 use super::panics::Panics;
 use super::silent::SilentRenderer;
 use super::types::{Processor, TrainOutputOf, ValidOutputOf};
-use crate::error::{Error, Result};
+use burn_ddp_comm::{Error, Result};
 
 /// A processor that stores the first failure of the one inside.
 pub(super) struct Ending<LC: LearningComponentsTypes> {

@@ -22,9 +22,9 @@ use super::output::DdpOutput;
 use super::session::Session;
 use super::types::{Inner, TrainInputOf, TrainOutputOf, ValidInputOf, ValidOutputOf};
 use crate::data::{Lockstep, Round, Uneven};
-use crate::error::{Error, Result};
 use crate::parameters;
 use crate::replica::MicroStep;
+use burn_ddp_comm::{Error, Result};
 
 /// A micro-step of this rank and the output of its batch, if it had one.
 type Computed<LC> = (MicroStep<<LC as LearningComponentsTypes>::Backend>, Option<TrainOutputOf<LC>>);

@@ -9,8 +9,8 @@ use burn::train::{EventProcessorTraining, LearnerEvent, LearningComponentsTypes}
 
 use super::panics::Panics;
 use super::types::{Processor, TrainOutputOf, ValidOutputOf};
-use crate::error::Result;
-use crate::rank::Rank;
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::Result;
 
 /// The receiver of events and the store that its metrics write to.
 pub(super) struct Events<LC: LearningComponentsTypes> {

@@ -13,9 +13,9 @@ use burn::tensor::{DType, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::output::{DdpOutput, GlobalParts, Parts, RankOutput, aligned};
-use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
-use crate::rank::Rank;
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// Burn's names of the metrics that need no gathered tensors: the loss is always global, and the others describe the
 /// machine or the schedule.

@@ -12,10 +12,10 @@ use super::options::DdpStrategy;
 use super::panics::Panics;
 use super::state;
 use super::types::Inner;
-use crate::error::{Error, Result};
 use crate::parameters;
-use crate::rank::Rank;
-use crate::replica::{Replica, Reproducibility};
+use crate::replica::{Replica, Reproducibility, split_mix64};
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::{Error, Result};
 
 /// A learner and its replica before the first epoch.
 pub(super) struct Prepared<LC: LearningComponentsTypes> {
@@ -48,7 +48,7 @@ pub(super) fn prepare<LC: LearningComponentsTypes>(
     }
     if let Rank(rank @ 1..) = group.rank() {
         // The epoch is mixed in so that a resumed training does not repeat the numbers of its first epoch.
-        let seed = mix(mix(ddp.options.seed, rank as u64), last_epoch as u64);
+        let seed = split_mix64(split_mix64(ddp.options.seed, rank as u64), last_epoch as u64);
         <LC::Backend as Backend>::seed(group.device(), seed);
     }
     Ok(Prepared { learner, replica, first_epoch: last_epoch + 1 })
@@ -131,23 +131,14 @@ fn check_same_model(built: &[(String, Vec<usize>)], loaded: &[(String, Vec<usize
     }
 }
 
-/// Derives a seed from `seed` and a number by `SplitMix64`, whose outputs for neighboring inputs are unrelated
-/// (Steele, Lea, Flood 2014).
-fn mix(seed: u64, number: u64) -> u64 {
-    let mut z = seed.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn seeds_differ_by_rank_and_by_seed() {
-        let seeds = [mix(0, 1), mix(0, 2), mix(1, 1), mix(1, 2)];
+        let seeds = [split_mix64(0, 1), split_mix64(0, 2), split_mix64(1, 1), split_mix64(1, 2)];
         assert!((1..4).all(|i| !seeds[..i].contains(&seeds[i])), "{seeds:?}");
-        assert_eq!(mix(7, 3), mix(7, 3));
+        assert_eq!(split_mix64(7, 3), split_mix64(7, 3));
     }
 }

@@ -12,10 +12,10 @@ use super::options::DdpStrategy;
 use super::panics::Panics;
 use super::signals::StopSignals;
 use super::types::{Inner, Processor};
-use crate::error::{Error, ErrorKind, Result};
 use crate::nn::SyncState;
-use crate::rank::Rank;
 use crate::replica::Replica;
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// State of a training from the first epoch to the last.
 pub(super) struct Session<'a, LC: LearningComponentsTypes> {

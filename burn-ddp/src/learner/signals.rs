@@ -19,7 +19,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::error::{Error, Result};
+use burn_ddp_comm::{Error, Result};
 
 /// Minimum time between a first and a second signal: `timeout` and some schedulers send a signal twice at once.
 const SECOND_AFTER: Duration = Duration::from_millis(200);

@@ -21,8 +21,8 @@ use super::panics::Panics;
 use super::prepare::{Prepared, prepare};
 use super::session::{Session, check_checkpoints};
 use super::types::{Inner, Processor, TrainOutputOf, ValidOutputOf};
-use crate::error::{Error, Result};
 use crate::replica::Replica;
+use burn_ddp_comm::{Error, Result};
 
 /// One launch on this rank.
 pub(super) struct Strategy<LC: LearningComponentsTypes> {

@@ -18,8 +18,8 @@ use super::session::Session;
 use super::signals::StopSignals;
 use super::types::{TrainOutputOf, ValidOutputOf};
 use crate::data::{self, ShardState};
-use crate::error::Result;
-use crate::rank::Rank;
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::Result;
 
 impl<LC> Session<'_, LC>
 where

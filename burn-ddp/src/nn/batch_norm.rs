@@ -54,7 +54,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::group::SyncGroup;
-use crate::error::{Error, Result};
+use burn_ddp_comm::{Error, Result};
 
 /// Configuration of a [`SyncBatchNorm`], with the fields and defaults of Burn's `BatchNormConfig`. [`SyncGroup`] has an
 /// example.

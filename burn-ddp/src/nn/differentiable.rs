@@ -23,9 +23,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Tensor, TensorPrimitive};
 
-use crate::dtype::ReduceOp;
-use crate::error::Result;
 use crate::process_group::ProcessGroup;
+use burn_ddp_comm::ReduceOp;
+use burn_ddp_comm::Result;
 
 /// Kind of a collective.
 #[derive(Clone, Copy, Debug)]

@@ -15,9 +15,9 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 
 use super::differentiable::{CollectiveKind, GraphCollective};
-use crate::error::{Error, Result};
 use crate::process_group::ProcessGroup;
-use crate::rank::Rank;
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::{Error, Result};
 
 /// State that the layers of a group share with the training loop; kept with the group.
 #[derive(Debug, Default)]

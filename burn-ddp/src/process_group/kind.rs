@@ -4,7 +4,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{BasicOps, Bool, Float, Int, TensorKind, TensorPrimitive};
 
 use crate::communicator::AnyTensor;
-use crate::error::{Error, Result};
+use burn_ddp_comm::{Error, Result};
 
 /// Burn's tensor kinds, in and out of [`AnyTensor`]. Quantized float tensors are dequantized.
 pub trait GroupKind<B: Backend>: TensorKind<B> + BasicOps<B> + 'static {

@@ -125,7 +125,8 @@ impl<B: Backend> ProcessGroup<B> {
         address: IpAddr,
     ) -> Result<Self> {
         let group = Group::over_store(info, options, store, address)?;
-        let communicator = group.is_connected().then(|| Box::new(HostCommunicator) as Box<dyn Communicator<B>>);
+        let communicator =
+            group.is_connected().then(|| Box::new(HostCommunicator) as Box<dyn Communicator<B>>);
         Ok(Self::of((group, communicator), None, device))
     }
 

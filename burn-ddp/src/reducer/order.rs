@@ -1,43 +1,59 @@
-//! In which order micro-steps are added.
+//! The order in which a rank adds its micro-steps.
 //!
 //! The tree over ranks that the collectives use splits in the middle, so with 2^k ranks it is the top of the tree
 //! over all micro-steps of all ranks. A rank that adds its own in the lower part of that tree makes the whole the
-//! same for every such number of ranks. The tree is known ahead, so its leaves can be added as they come: at any
-//! time only the sums of left branches wait, at most one for each time the number of leaves can be halved.
+//! same for every such number of ranks. The shape of the tree is known before the first leaf, so leaves can be added as
+//! they come: only the sums of left branches are pending, at most one for each time the number of leaves can be halved.
 
 use burn::tensor::FloatDType;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn_backend::TensorMetadata;
 
+use burn_ddp_comm::DType;
 use burn_ddp_comm::reduction::pairwise;
-use crate::dtype::DType;
+use burn_ddp_comm::{Error, Result};
 
 /// The order of one rank's micro-steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// One after the other, however many come; numbers beside the gradients in f64.
     AsTheyCome,
-    /// The tree of [`pairwise`] over exactly so many, all in the types that travel. What is absent counts as zeros,
-    /// because that is what a rank sends for it.
+    /// The tree of [`pairwise`] over exactly this number, all in the types that travel. An absent gradient counts as
+    /// zeros, because a rank sends zeros for it.
     Tree(usize),
 }
 
 impl Order {
-    /// How many of the waiting sums micro-step `number` (from 0) of a window completes, itself not counted.
+    /// Refuses a window of `given` micro-steps unless it `fits` the number that the order needs, if it needs one.
+    ///
+    /// # Errors
+    /// Both numbers.
+    pub(super) fn check(self, given: usize, fits: impl Fn(usize, usize) -> bool) -> Result<()> {
+        match self {
+            Self::Tree(expected) if !fits(given, expected) => Err(Error::config(format!(
+                "a window of {given} micro-steps{}, but accumulation is {expected}: with \
+                 Reproducibility::AnyWorldSize every window has exactly that many, on all ranks",
+                if given < expected { "" } else { " or more" }
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Number of pending sums that micro-step `number` (from 0) of a window completes.
     pub(super) fn joins(self, number: usize) -> usize {
         let Self::Tree(mut leaves) = self else { return usize::from(number > 0) };
-        // A leaf completes a branch for each turn to the right that its way from the root ends with.
-        let (mut leaf, mut turns) = (number, 0);
+        // A leaf completes one branch for each step to the right at the end of its path from the root.
+        let (mut leaf, mut rights) = (number, 0);
         while leaves > 1 {
             let left = leaves.div_ceil(2);
             if leaf < left {
-                (leaves, turns) = (left, 0);
+                (leaves, rights) = (left, 0);
             } else {
-                (leaves, leaf, turns) = (leaves - left, leaf - left, turns + 1);
+                (leaves, leaf, rights) = (leaves - left, leaf - left, rights + 1);
             }
         }
-        turns
+        rights
     }
 
     /// The sum of two neighbours, either of which may be absent.
@@ -48,7 +64,7 @@ impl Order {
     ) -> Option<FloatTensor<B>> {
         match (left, right) {
             (Some(left), Some(right)) => Some(B::float_add(left, right)),
-            // Not without effect: -0.0 + 0.0 is 0.0.
+            // Adding zeros matters: -0.0 + 0.0 is 0.0.
             (Some(one), None) | (None, Some(one)) if self != Self::AsTheyCome => {
                 let dtype =
                     if one.dtype() == burn::tensor::DType::F64 { FloatDType::F64 } else { FloatDType::F32 };
@@ -59,7 +75,7 @@ impl Order {
         }
     }
 
-    /// Sums of numbers that travel as `dtype`, given by micro-step.
+    /// Sums over micro-steps of numbers that travel as `dtype`.
     pub(super) fn total<const N: usize>(self, micro_steps: &[[f64; N]], dtype: DType) -> [f64; N] {
         let add = |left: [f64; N], right: [f64; N]| std::array::from_fn(|i| left[i] + right[i]);
         if self == Self::AsTheyCome {
@@ -79,7 +95,7 @@ impl Order {
 mod tests {
     use super::*;
 
-    /// What a stack of sums in this order writes down, and the most texts that it held at once.
+    /// The sums that a stack in this order writes, and the largest number of sums that it held at once.
     fn streamed(leaves: usize) -> (Vec<String>, usize) {
         let (mut sums, mut alive) = (Vec::new(), 0);
         for number in 0..leaves {

@@ -1,39 +1,41 @@
-//! What one rank has added up since the last reduction.
+//! The sums of one rank's gradients since the last reduction.
 //!
-//! Gradients are added as they come, so that a window costs the memory of the few sums that its order keeps waiting.
-//! The numbers beside them are small and kept until the end, when reading a loss no longer holds up a device.
+//! Gradients are added as they come, so that a window costs the memory of the few sums that its order keeps pending.
+//! Losses and weights are small and kept until the end, when reading a loss no longer stalls a device.
 
 use burn::tensor::FloatDType;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn_backend::{Scalar, TensorMetadata};
 
-use super::{GradientReduction, Order, scalar};
-use crate::error::Result;
+use burn_ddp_comm::{Error, Result};
+
+use super::{GradientReduction, Order};
+use crate::communicator::{AnyTensor, into_data};
 
 /// Sums over the micro-steps since the last reduction.
 pub(super) struct Window<B: Backend> {
     order: Order,
-    /// Sums over neighbouring micro-steps, by parameter index, that wait for what comes after them. The window is
-    /// complete when one is left.
+    /// Sums over neighbouring micro-steps, by parameter index, to which later ones will be added. One is left when the
+    /// window is complete.
     sums: Vec<Vec<Option<FloatTensor<B>>>>,
-    /// The types in which gradients came and have to go.
+    /// Element types in which gradients came, and in which they are returned.
     pub(super) dtypes: Vec<Option<burn::tensor::DType>>,
-    steps: Vec<Numbers<B>>,
-    /// By parameter index, the whole window's sums of which the last micro-step's gradient came before its end.
-    pub(super) closed: Vec<Option<FloatTensor<B>>>,
+    steps: Vec<StepNumbers<B>>,
+    /// By parameter index, sums over the whole window whose last gradient was taken during the backward pass.
+    pub(super) complete: Vec<Option<FloatTensor<B>>>,
 }
 
-/// What a micro-step has beside its gradients.
-struct Numbers<B: Backend> {
+/// Loss and weight of a micro-step.
+struct StepNumbers<B: Backend> {
     loss: Option<FloatTensor<B>>,
     weight: Option<f64>,
 }
 
 impl<B: Backend> Window<B> {
     pub(super) fn new(params: usize, order: Order) -> Self {
-        let closed = (0..params).map(|_| None).collect();
-        Self { order, sums: Vec::new(), dtypes: vec![None; params], steps: Vec::new(), closed }
+        let complete = (0..params).map(|_| None).collect();
+        Self { order, sums: Vec::new(), dtypes: vec![None; params], steps: Vec::new(), complete }
     }
 
     /// Micro-steps so far, those without items among them.
@@ -41,7 +43,7 @@ impl<B: Backend> Window<B> {
         self.steps.len()
     }
 
-    /// Adds a micro-step. One of weight 0 takes its place in the order and nothing else.
+    /// Adds a micro-step. One of weight 0 has a place in the order and contributes nothing.
     pub(super) fn add(
         &mut self,
         gradients: Vec<(usize, FloatTensor<B>)>,
@@ -54,20 +56,20 @@ impl<B: Backend> Window<B> {
         if weight != Some(0.0) {
             for (index, gradient) in gradients {
                 self.dtypes[index].get_or_insert(gradient.dtype());
-                sum[index] = Some(weigh::<B>(gradient, weight, reduction));
+                sum[index] = Some(multiply::<B>(gradient, weight, reduction));
             }
         }
         for (index, sum) in sum.iter_mut().enumerate() {
-            *sum = self.join(joins, index, sum.take()).or_else(|| self.closed[index].take());
+            *sum = self.join(joins, index, sum.take()).or_else(|| self.complete[index].take());
         }
         self.sums.truncate(self.sums.len() - joins);
         self.sums.push(sum);
-        self.steps.push(Numbers { loss: loss.filter(|_| weight != Some(0.0)), weight });
+        self.steps.push(StepNumbers { loss: loss.filter(|_| weight != Some(0.0)), weight });
     }
 
-    /// Takes the gradient of parameter `index` of the window's last micro-step, of positive weight, before its end.
-    #[cfg(any(test, feature = "overlap"))]
-    pub(super) fn close(
+    /// Completes the sum of parameter `index` by its gradient in the window's last micro-step, which is of positive
+    /// weight and not yet added.
+    pub(super) fn complete(
         &mut self,
         index: usize,
         gradient: FloatTensor<B>,
@@ -75,12 +77,12 @@ impl<B: Backend> Window<B> {
         reduction: GradientReduction,
     ) {
         self.dtypes[index].get_or_insert(gradient.dtype());
-        let gradient = weigh::<B>(gradient, weight, reduction);
-        // The last micro-step completes all sums that wait.
-        self.closed[index] = self.join(self.sums.len(), index, Some(gradient));
+        let gradient = multiply::<B>(gradient, weight, reduction);
+        // The last micro-step completes all pending sums.
+        self.complete[index] = self.join(self.sums.len(), index, Some(gradient));
     }
 
-    /// The sum of `gradient`, which is parameter `index`'s, and what the last `count` sums have of it.
+    /// The sum of `gradient` and the last `count` pending sums of parameter `index`.
     fn join(
         &mut self,
         count: usize,
@@ -92,16 +94,19 @@ impl<B: Backend> Window<B> {
         latest_first.fold(gradient, |right, left| order.join::<B>(left[index].take(), right))
     }
 
-    /// The sums of gradients by parameter index.
+    /// Takes the sums of gradients by parameter index.
     pub(super) fn gradients(&mut self) -> Vec<Option<FloatTensor<B>>> {
         let none = || self.dtypes.iter().map(|_| None).collect();
         self.sums.pop().unwrap_or_else(none)
     }
 
-    /// By micro-step: weight, loss times weight, weight that has a loss, 1, and 1 if a weight was given; zeros where
-    /// there were no items.
+    /// Takes five numbers of each micro-step: weight, loss times weight, weight if there is a loss, 1, and 1 if a
+    /// weight was given; zeros if it had no items.
+    ///
+    /// # Errors
+    /// A loss of more than one element.
     pub(super) fn numbers(&mut self, reduction: GradientReduction) -> Result<Vec<[f64; 5]>> {
-        let numbers = |Numbers { loss, weight }: Numbers<B>| {
+        let numbers = |StepNumbers { loss, weight }: StepNumbers<B>| {
             let (factor, weighted) = (weight.unwrap_or(1.0), f64::from(u8::from(weight.is_some())));
             if factor == 0.0 {
                 return Ok([0.0; 5]);
@@ -114,8 +119,8 @@ impl<B: Backend> Window<B> {
     }
 }
 
-/// `gradient` as it is added: in no half precision, and times its weight.
-fn weigh<B: Backend>(
+/// `gradient` times its weight, in f32 if it is in half precision.
+fn multiply<B: Backend>(
     gradient: FloatTensor<B>,
     weight: Option<f64>,
     reduction: GradientReduction,
@@ -132,15 +137,26 @@ fn weigh<B: Backend>(
     }
 }
 
+/// The one element of `tensor`.
+fn scalar<B: Backend>(tensor: FloatTensor<B>) -> Result<f64> {
+    let values: Vec<f64> = into_data::<B>(AnyTensor::Float(tensor))?.iter::<f64>().collect();
+    match values[..] {
+        [value] => Ok(value),
+        _ => Err(Error::config(format!(
+            "a loss of {} elements: give the mean loss of the micro-step as one element",
+            values.len()
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use burn::tensor::TensorData;
     use burn::tensor::ops::FloatTensorOps;
+    use burn_ddp_comm::reduction::pairwise;
     use burn_flex::Flex;
 
     use super::*;
-    use burn_ddp_comm::reduction::pairwise;
-    use crate::communicator::{AnyTensor, into_data};
 
     fn tensor(value: f32) -> FloatTensor<Flex> {
         Flex::float_from_data(TensorData::new(vec![value], [1]), &Default::default())
@@ -156,8 +172,8 @@ mod tests {
         let mut window = Window::<Flex>::new(1, Order::Tree(gradients.len()));
         let mut alive = 0;
         for gradient in gradients {
-            let waiting = window.sums.iter().flatten().flatten().count();
-            alive = alive.max(waiting + usize::from(gradient.is_some()));
+            let pending = window.sums.iter().flatten().flatten().count();
+            alive = alive.max(pending + usize::from(gradient.is_some()));
             let list = gradient.map(|value| (0, tensor(value))).into_iter().collect();
             window.add(list, None, None, GradientReduction::Mean);
         }
@@ -176,9 +192,9 @@ mod tests {
         }
     }
 
-    /// The bits of four parameters' sums over micro-steps whose gradients are `gradients`; of the last one those that `early`
-    /// picks come before its end, in reverse order.
-    fn closed(
+    /// The bits of four parameters' sums over micro-steps with `gradients`. Those of the last one that `early` selects
+    /// are taken during its backward pass, in reverse order.
+    fn summed(
         order: Order,
         gradients: &[[Option<f32>; 4]],
         early: impl Fn(usize) -> bool,
@@ -191,7 +207,7 @@ mod tests {
             for (index, value) in values.iter().enumerate().rev() {
                 let Some(value) = value.map(tensor) else { continue };
                 if is_last && early(index) {
-                    window.close(index, value, weight, GradientReduction::Mean);
+                    window.complete(index, value, weight, GradientReduction::Mean);
                 } else {
                     rest.push((index, value));
                 }
@@ -212,9 +228,9 @@ mod tests {
                         [Some(value), there(step, value), Some(-0.0), there(step + 1, -0.0)]
                     };
                     let gradients: Vec<_> = (0..count).map(values).collect();
-                    let plain = closed(order, &gradients, |_| false);
+                    let plain = summed(order, &gradients, |_| false);
                     for subset in 1..1 << 4 {
-                        let early = closed(order, &gradients, |index| subset >> index & 1 == 1);
+                        let early = summed(order, &gradients, |index| subset >> index & 1 == 1);
                         assert_eq!(early, plain, "{order:?}, {gradients:?}, early {subset:04b}");
                     }
                 }

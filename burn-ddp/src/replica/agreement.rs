@@ -1,19 +1,21 @@
-//! Making all ranks' models equal at start-up, and finding out when they are not.
+//! Making the models and optimizers of all ranks equal, and checks that they are.
 
 use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::record::{BinBytesRecorder, DoublePrecisionSettings, Recorder};
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::{Error, ErrorKind, Result};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::bucket::{BUCKET_BYTES, BucketPlan, ParamRole, ParamSpec, first_difference};
 use crate::communicator::{AnyTensor, into_data};
-use crate::error::{Error, ErrorKind, Result};
 use crate::parameters::{self, ParamValue};
 use crate::process_group::ProcessGroup;
-use crate::rank::Rank;
 use crate::replica::ReplicaOptions;
 
-/// Makes `model` on every rank rank 0's: compares options and the parameters' specifications, sends values and
-/// ids, and compares hashes of what has arrived.
+/// Gives `model` rank 0's values and ids on every rank: compares options and the parameters' specifications, sends
+/// values and ids, and compares hashes of the received values.
 pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: M,
     group: &ProcessGroup<B::InnerBackend>,
@@ -21,13 +23,13 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
 ) -> Result<M> {
     group.ranks().compare("options", format!("{options:?}"))?;
     let mut params = parameters::collect::<B, M>(&model)?;
-    refuse_what_cannot_be_kept_equal(&params, group)?;
+    check_can_be_kept_equal(&params, group)?;
     let specs: Vec<_> = params.iter().map(|param| param.spec.clone()).collect();
-    compare(&specs, group).map_err(|error| group.barrier_then(error))?;
+    compare_specs(&specs, group).map_err(|error| group.barrier_then(error))?;
 
     let ids: Vec<u64> = params.iter().map(|param| param.id.val()).collect();
     let ids: Vec<u64> = decode(&group.broadcast_bytes(&encode(&ids)?, Rank(0))?)?;
-    // No larger than the buckets of training, whose memory they would outgrow.
+    // Buckets no larger than those of training, so that start-up needs no more memory.
     let cap = options.bucket_bytes.map_or(BUCKET_BYTES, |bytes| bytes.min(BUCKET_BYTES));
     let plan = BucketPlan::new(&specs, 0..specs.len(), cap, cap);
     for bucket in &plan.buckets {
@@ -41,15 +43,17 @@ pub(super) fn align<B: AutodiffBackend, M: AutodiffModule<B>>(
     let values = values.filter_map(|(param, id)| Some((id.into(), param.tensor?))).collect();
     let model = parameters::replace::<B, M>(model, values)?;
     let params = parameters::collect::<B, M>(&model)?;
-    compare_values(&params, group, "after the broadcast from rank 0").map_err(|error| group.barrier_then(error))?;
+    compare_values(&params, group, "after the broadcast from rank 0")
+        .map_err(|error| group.barrier_then(error))?;
     Ok(model)
 }
 
 /// Compares the parameters of `model` on all ranks by hash; running states, which may differ between ranks, are
-/// left out. `step` is the optimizer step the message names. All ranks must call it.
+/// left out. `step` is the optimizer step that the message names. All ranks must call it.
 ///
 /// # Errors
-/// [`ErrorKind::Diverged`] naming the first parameter that differs and the ranks, on every rank.
+/// [`ErrorKind::Diverged`] naming the first parameter that differs and the ranks, on every rank; any error of the
+/// group.
 pub fn verify_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     group: &ProcessGroup<B::InnerBackend>,
@@ -64,11 +68,8 @@ pub fn verify_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     })
 }
 
-/// Models that would train on one process but not alike on several.
-fn refuse_what_cannot_be_kept_equal<B: Backend>(
-    params: &[ParamValue<B>],
-    group: &ProcessGroup<B>,
-) -> Result<()> {
+/// Refuses models that can be trained in one process but would not stay equal in several.
+fn check_can_be_kept_equal<B: Backend>(params: &[ParamValue<B>], group: &ProcessGroup<B>) -> Result<()> {
     for (index, param) in params.iter().enumerate() {
         if let Some(other) = params[..index].iter().find(|other| other.id == param.id) {
             return Err(Error::config(format!(
@@ -89,14 +90,14 @@ fn refuse_what_cannot_be_kept_equal<B: Backend>(
     Ok(())
 }
 
-/// A hash of all parameters of `model` except running states, for people to compare.
+/// A hash of all parameters of `model` except running states.
 pub(super) fn hash<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Result<u64> {
     let mut params = parameters::collect::<B, M>(model)?;
     params.retain(|param| param.spec.role != ParamRole::RunningState);
     Ok(combine(&hashes(&params)?))
 }
 
-fn compare<B: Backend>(specs: &[ParamSpec], group: &ProcessGroup<B>) -> Result<()> {
+fn compare_specs<B: Backend>(specs: &[ParamSpec], group: &ProcessGroup<B>) -> Result<()> {
     let mine = encode(&specs)?;
     let prints = group.all_gather_bytes(xxh3_64(&mine).to_le_bytes().to_vec())?;
     if prints.iter().all(|print| *print == prints[0]) {
@@ -139,6 +140,31 @@ fn compare_values<B: Backend>(params: &[ParamValue<B>], group: &ProcessGroup<B>,
 pub(super) fn hashes<B: Backend>(params: &[ParamValue<B>]) -> Result<Vec<u64>> {
     let one = |tensor: &AnyTensor<B>| Ok(xxh3_64(&into_data(tensor.clone())?.bytes));
     params.iter().filter_map(|param| param.tensor.as_ref()).map(one).collect()
+}
+
+/// `optimizer` with rank 0's state.
+pub(super) fn broadcast_optimizer<B, M, O>(optimizer: O, group: &ProcessGroup<B::InnerBackend>) -> Result<O>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: Optimizer<M, B>,
+{
+    let recorder = BinBytesRecorder::<DoublePrecisionSettings>::default();
+    let failed = |what: &str, error: String| {
+        let error = Error::with_source(ErrorKind::Io, format!("cannot {what} the optimizer state"), error);
+        group.fail(&error);
+        error
+    };
+    let mine = if group.rank().is_root() {
+        let bytes = Recorder::<B>::record(&recorder, optimizer.to_record(), ());
+        bytes.map_err(|error| failed("save", error.to_string()))?
+    } else {
+        Vec::new()
+    };
+    let bytes = group.broadcast_bytes(&mine, Rank(0))?;
+    let record = Recorder::<B>::load(&recorder, bytes, group.device());
+    let record = record.map_err(|error| failed("load", error.to_string()))?;
+    Ok(optimizer.load_record(record))
 }
 
 fn combine(hashes: &[u64]) -> u64 {

@@ -1,30 +1,34 @@
 //! Making running states equal on all ranks.
 //!
-//! They are compared first and only what differs is sent: a mean of equal values need not be that value (in f32
+//! They are compared first and only those that differ are sent: a mean of equal values need not be that value (in f32
 //! `(a + a + a) / 3` differs from `a` for every sixth `a`), and synchronized layers keep theirs equal anyway.
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::ReduceOp;
+use burn_ddp_comm::{Error, ErrorKind, Result};
 
 use super::agreement::{decode, encode, hashes};
 use crate::bucket::{BUCKET_BYTES, BucketPlan};
 use crate::communicator::AnyTensor;
-use crate::dtype::ReduceOp;
-use crate::error::{Error, ErrorKind, Result};
 use crate::parameters;
 use crate::process_group::ProcessGroup;
-use crate::rank::Rank;
 
-/// Which running states all ranks get.
+/// The running states that all ranks get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BufferSync {
-    /// The mean of all ranks'.
+    /// The mean over all ranks.
     #[default]
     Average,
-    /// Those of rank 0.
+    /// The states of rank 0.
     Root,
 }
 
+/// Makes the running states of `model` equal on all ranks.
+///
+/// # Errors
+/// Different numbers of running states; any error of the group.
 pub(super) fn sync<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     group: &ProcessGroup<B::InnerBackend>,

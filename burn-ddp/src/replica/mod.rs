@@ -1,61 +1,89 @@
 //! One process's copy of the model, kept equal to all others.
 //!
-//! Equality is not hoped for but made and checked: at start-up all ranks compare what they are about to train,
-//! take rank 0's values and ids, and compare hashes; from then on equal gradients keep equal parameters equal,
-//! and a check every so many steps finds what does not (a user who replaced a parameter, a rank that trains
-//! alone).
+//! Equality is made and checked. At start-up all ranks compare the parameters they are about to train, take rank 0's
+//! values and ids, and compare hashes. From then on equal gradients keep equal parameters equal, and a check every so
+//! many steps ([`ReplicaOptions::check_every`]) finds the exceptions: a program that replaced a parameter, a rank that
+//! trains alone.
 
 use std::sync::Arc;
 
 use burn::module::{AutodiffModule, ParamId};
-use burn::optim::{GradientsParams, Optimizer};
-use burn::record::{BinBytesRecorder, DoublePrecisionSettings, Recorder};
+use burn::optim::Optimizer;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::ops::FloatTensorOps;
-use burn::tensor::{Tensor, TensorPrimitive};
-use burn_backend::{Scalar, TensorMetadata};
+use burn_ddp_comm::{Error, Result};
 
-use crate::bucket::{BucketPlan, ParamRole, ParamSpec};
-use crate::error::{Error, ErrorKind, Result};
-use crate::norm;
+use crate::bucket::BucketPlan;
 use crate::parameters;
 use crate::process_group::ProcessGroup;
-use crate::rank::Rank;
-use crate::reducer::{Reducer, Reduction, SharedReducer, TURN_OFF};
+use crate::reducer::SharedReducer;
 
 mod agreement;
 mod buffers;
+mod gradients;
 #[cfg(feature = "overlap")]
 mod marks;
+mod micro_step;
 mod options;
 mod overlap;
+#[cfg(feature = "overlap")]
+pub(crate) mod registry;
 mod reproducible;
-mod step;
+mod unused;
 
 pub use agreement::verify_parameters;
 pub use buffers::BufferSync;
+pub use micro_step::{MicroStep, Reduced};
 pub use options::ReplicaOptions;
 pub use reproducible::Reproducibility;
-pub use step::{MicroStep, Reduced};
+#[cfg(feature = "train")]
+pub(crate) use reproducible::split_mix64;
 
 pub use crate::reducer::OverlapStats;
 
+use options::build_reducer;
 use reproducible::seed_of;
+use unused::UnusedCheck;
 
 /// One process's copy of the model. See the [module documentation](self).
+///
+/// ```no_run
+/// use burn::nn::LinearConfig;
+/// use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+/// use burn::tensor::{Tensor, backend::AutodiffBackend};
+/// use burn_ddp::{MicroStep, ProcessGroup, Replica, ReplicaOptions, Result};
+///
+/// /// Trains on windows of four micro-steps of eight items.
+/// fn train<B: AutodiffBackend>(group: &ProcessGroup<B::InnerBackend>) -> Result<()> {
+///     let device = Default::default();
+///     let model = LinearConfig::new(2, 1).init::<B>(&device);
+///     let (mut model, mut replica) = Replica::new(model, group, ReplicaOptions::new().with_accumulation(4))?;
+///     let mut optimizer = SgdConfig::new().init();
+///     for _ in 0..100 {
+///         let micro_step = |model: &burn::nn::Linear<B>| {
+///             let loss = model.forward(Tensor::ones([8, 2], &device)).mean();
+///             MicroStep::new(GradientsParams::from_grads(loss.backward(), model)).with_loss(loss)
+///         };
+///         for _ in 0..3 {
+///             replica.no_sync(&model, micro_step(&model))?;
+///         }
+///         let reduced = replica.reduce(&model, micro_step(&model))?;
+///         model = optimizer.step(0.1, model, reduced.grads);
+///     }
+///     replica.verify(&model)
+/// }
+/// ```
 pub struct Replica<B: AutodiffBackend> {
     group: ProcessGroup<B::InnerBackend>,
     options: ReplicaOptions,
-    specs: Vec<ParamSpec>,
+    /// Of all parameters, in visit order.
     ids: Vec<ParamId>,
-    plan: BucketPlan,
-    /// Shared with the backward pass.
+    /// Shared with Burn's hook. It owns the parameters' specifications and the plan of buckets.
     reducer: Arc<SharedReducer<B::InnerBackend>>,
     /// Optimizer steps reduced so far.
     steps: usize,
-    warned: bool,
-    /// Whether the specifications are final: in a world of one the first forward pass initializes what is lazy.
-    settled: bool,
+    unused: UnusedCheck,
+    /// False while lazy parameters may be uninitialized: in a world of one the first forward pass initializes them.
+    has_final_specs: bool,
 }
 
 impl<B: AutodiffBackend> Replica<B> {
@@ -63,12 +91,12 @@ impl<B: AutodiffBackend> Replica<B> {
     /// with the same model and options, before the optimizer sees the model: other ranks' parameters take rank
     /// 0's values and ids.
     ///
-    /// In a world of one `model` is returned as it is; with [`GroupOptions::connect_alone`](crate::GroupOptions::connect_alone)
-    /// its parameters are initialized here.
+    /// In a world of one `model` is returned as it is; with
+    /// [`GroupOptions::connect_alone`](crate::GroupOptions::connect_alone) its parameters are initialized here.
     ///
     /// # Errors
-    /// [`ErrorKind::Mismatch`] on all ranks, naming the first parameter that differs in path, shape or dtype
-    /// and the ranks; any error of the group.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) on all ranks, naming the first parameter that differs in path, shape or
+    /// dtype and the ranks; options that cannot be meant; any error of the group.
     pub fn new<M: AutodiffModule<B>>(
         model: M,
         group: &ProcessGroup<B::InnerBackend>,
@@ -86,53 +114,33 @@ impl<B: AutodiffBackend> Replica<B> {
         options.check()?;
         let reproducibility = options.reproducibility;
         reproducibility.check(&options, group.world_size(), group.in_host_memory())?;
-        let any_world_size = reproducibility != Reproducibility::FixedWorldSize;
         let model =
             if group.world_size() == 1 { model } else { agreement::align::<B, M>(model, group, &options)? };
-        let settled = any_world_size || group.is_connected();
-        if settled {
-            // Values that are drawn late would be drawn from the stream of the first micro-step, and buckets whose shapes
-            // come late cannot leave early.
+        let has_final_specs = group.is_connected() || reproducibility != Reproducibility::FixedWorldSize;
+        if has_final_specs {
+            // Initializes all parameters: values that are drawn late would be drawn from the stream of the first
+            // micro-step, and buckets whose shapes come late cannot leave early.
             parameters::collect::<B, M>(&model)?;
         }
-        let order = reproducibility.order(&options);
-        let mut replica = Self {
+        let (ids, reducer) = build_reducer::<B, M>(&model, group, &options);
+        reproducibility.check_parameters(reducer.specs()).map_err(|error| group.barrier_then(error))?;
+        tracing::debug!("{} reduces\n{}", group.rank(), reducer.plan());
+        let replica = Self {
             group: group.clone(),
-            plan: BucketPlan::default(),
-            reducer: Arc::new(SharedReducer::new(Reducer::new(Vec::new(), None, options.reduction, order))),
+            unused: UnusedCheck::new(options.strict),
             options,
-            specs: Vec::new(),
-            ids: Vec::new(),
+            ids,
+            reducer: Arc::new(SharedReducer::new(reducer)),
             steps: 0,
-            warned: false,
-            settled,
+            has_final_specs,
         };
-        replica.look_at(&model);
-        reproducibility.check_parameters(&replica.specs).map_err(|error| group.barrier_then(error))?;
-        replica.seed_next();
-        tracing::debug!("{} reduces\n{}", group.rank(), replica.plan());
-        #[cfg(feature = "overlap")]
-        let model = replica.begin_overlap(model);
+        replica.seed_next_micro_step();
+        let model = replica.register(model);
         Ok((model, replica))
     }
 
-    fn look_at<M: AutodiffModule<B>>(&mut self, model: &M) {
-        let params = parameters::describe::<B, M>(model);
-        self.ids = params.iter().map(|param| param.id).collect();
-        self.specs = params.into_iter().map(|param| param.spec).collect();
-        let order = self.options.reproducibility.order(&self.options);
-        let reducer =
-            Reducer::new(self.specs.clone(), self.options.bucket_bytes, self.options.reduction, order)
-                .with_buckets_in_flight(self.options.buckets_in_flight)
-                .with_accumulation(self.options.accumulation);
-        self.plan = reducer.plan().clone();
-        #[cfg(feature = "overlap")]
-        let reducer = if self.overlaps() { reducer.with_overlap(self.group.clone()) } else { reducer };
-        *self.reducer.lock() = reducer;
-    }
-
-    /// Sets the random stream of the micro-step to come, where it is to be the same for every number of ranks.
-    fn seed_next(&self) {
+    /// Sets the random stream of the next micro-step, where it has to be the same for every number of ranks.
+    fn seed_next_micro_step(&self) {
         if let (Reproducibility::AnyWorldSize { seed }, Some(accumulation)) =
             (self.options.reproducibility, self.options.accumulation)
         {
@@ -146,23 +154,27 @@ impl<B: AutodiffBackend> Replica<B> {
         &self.group
     }
 
-    /// Which parameters travel together; with the feature `overlap` in another order after the first step.
-    pub fn plan(&self) -> &BucketPlan {
-        &self.plan
+    /// The buckets in which gradients travel; with the feature `overlap`, in another order after the first step.
+    pub fn plan(&self) -> BucketPlan {
+        self.reducer.lock().plan().clone()
     }
 
     /// Adds a micro-step to the accumulation window without any communication. Every micro-step of a window but
     /// the last goes here; the last goes to [`Replica::reduce`].
+    ///
+    /// # Errors
+    /// A micro-step that cannot be added (see [`Replica::reduce`]), and with overlap one whose gradients were sent
+    /// already because it was expected to be the window's last. The error ends the group.
     pub fn no_sync<M: AutodiffModule<B>>(
         &mut self,
         model: &M,
         micro_step: impl Into<MicroStep<B>>,
     ) -> Result<()> {
-        let goes_on = self.reducer.lock().continue_window();
-        let added = goes_on.and_then(|()| self.add(model, micro_step.into()));
+        let continues = self.reducer.lock().continue_window();
+        let added = continues.and_then(|()| self.add(model, micro_step.into()));
         added.map_err(|error| self.give_up(error))?;
         self.mark(model);
-        self.seed_next();
+        self.seed_next_micro_step();
         Ok(())
     }
 
@@ -178,52 +190,42 @@ impl<B: AutodiffBackend> Replica<B> {
         model: &M,
         micro_step: impl Into<MicroStep<B>>,
     ) -> Result<Reduced> {
-        let reduced = self.add(model, micro_step.into()).and_then(|()| {
-            let reduction = self.reducer.lock().reduce(&self.group)?;
-            // Not before it: during the backward pass ranks may have sent different numbers of buckets.
-            let due = |every: usize| self.steps == 1 || (self.steps > 0 && self.steps.is_multiple_of(every));
-            if self.options.check_every.is_some_and(due) {
-                verify_parameters::<B, M>(model, &self.group, self.steps)?;
-            }
-            self.look_at_usage(&reduction)?;
-            #[cfg(feature = "overlap")]
-            self.follow_arrivals()?;
-            self.finish(reduction)
-        });
+        let reduced = self.add(model, micro_step.into()).and_then(|()| self.reduce_window(model));
         self.steps += 1;
         let reduced = reduced.map_err(|error| self.give_up(error))?;
-        // For parameters that the optimizer leaves as they are.
+        // For parameters that the optimizer does not change, whose marks it does not renew.
         self.mark(model);
-        self.seed_next();
+        self.seed_next_micro_step();
         Ok(reduced)
     }
 
-    /// Forgets the micro-steps since the last reduction, for a window that is not to become an optimizer step. All
+    /// Discards the micro-steps since the last reduction, for a window that is not to become an optimizer step. All
     /// ranks must call it. With overlap it comes before the window's last backward pass: buckets that have been sent
     /// cannot be taken back, and the next call returns an error that says so.
     pub fn discard(&mut self) {
         self.reducer.lock().discard();
-        self.seed_next();
+        self.seed_next_micro_step();
     }
 
-    /// Ends the group with this rank's error, and the window with it.
-    fn give_up(&mut self, error: Error) -> Error {
-        self.group.fail(&error);
-        self.reducer.lock().reset();
-        error
-    }
-
-    /// Compares the parameters of all ranks by hash, whatever [`ReplicaOptions::check_every`] says; see
+    /// Compares the parameters of all ranks by hash, independently of [`ReplicaOptions::check_every`]; see
     /// [`verify_parameters`]. All ranks must call it.
+    ///
+    /// # Errors
+    /// [`Diverged`](crate::ErrorKind::Diverged) naming the first parameter that differs and the ranks, on every rank;
+    /// any error of the group.
     pub fn verify<M: AutodiffModule<B>>(&self, model: &M) -> Result<()> {
         verify_parameters::<B, M>(model, &self.group, self.steps)
     }
 
     /// Makes the running states of `model` (the statistics of normalization layers) equal on all ranks, bit for
-    /// bit. They are no gradients: each rank's follow its own batches, and whoever evaluates or saves the model
-    /// wants one set. All ranks must call it, between optimizer steps. What is equal already is left as it is.
+    /// bit. They are not reduced with gradients: each rank's follow its own batches, and evaluating or saving the model
+    /// needs one set. All ranks must call it, between optimizer steps. States that are equal already are left alone.
     ///
     /// Without running states, and in a world of one, nothing is done and nothing sent.
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if ranks have different numbers of running states; any error of the
+    /// group.
     pub fn sync_buffers<M: AutodiffModule<B>>(&self, model: &M, how: BufferSync) -> Result<()> {
         if self.group.world_size() == 1 {
             return Ok(());
@@ -232,6 +234,9 @@ impl<B: AutodiffBackend> Replica<B> {
     }
 
     /// A hash over all parameters of `model` except running states.
+    ///
+    /// # Errors
+    /// A parameter whose element type cannot be sent or read.
     pub fn parameter_hash<M: AutodiffModule<B>>(&self, model: &M) -> Result<u64> {
         agreement::hash::<B, M>(model)
     }
@@ -239,6 +244,9 @@ impl<B: AutodiffBackend> Replica<B> {
     /// Gives every rank rank 0's optimizer state, for example after rank 0 has loaded a checkpoint. All ranks
     /// call it with the same kind of optimizer. The state passes through a record in double precision, on rank
     /// 0 too, so that all ranks end with the same.
+    ///
+    /// # Errors
+    /// A state that cannot be saved or loaded; any error of the group.
     pub fn broadcast_optimizer<M, O>(&self, optimizer: O, model: &M) -> Result<O>
     where
         M: AutodiffModule<B>,
@@ -248,159 +256,40 @@ impl<B: AutodiffBackend> Replica<B> {
         if self.group.world_size() == 1 {
             return Ok(optimizer);
         }
-        let recorder = BinBytesRecorder::<DoublePrecisionSettings>::default();
-        let failed = |what: &str, error: String| {
-            Error::with_source(ErrorKind::Io, format!("cannot {what} the optimizer state"), error)
-        };
-        let mine = if self.group.rank().is_root() {
-            let bytes = Recorder::<B>::record(&recorder, optimizer.to_record(), ());
-            bytes
-                .map_err(|error| failed("save", error.to_string()))
-                .inspect_err(|error| self.group.fail(error))?
-        } else {
-            Vec::new()
-        };
-        let bytes = self.group.broadcast_bytes(&mine, Rank(0))?;
-        let device = self.group.device();
-        let record = Recorder::<B>::load(&recorder, bytes, device)
-            .map_err(|error| failed("load", error.to_string()))
-            .inspect_err(|error| self.group.fail(error))?;
-        Ok(optimizer.load_record(record))
+        agreement::broadcast_optimizer(optimizer, &self.group)
     }
 
+    /// Adds a micro-step to the window.
     fn add<M: AutodiffModule<B>>(&mut self, model: &M, micro_step: MicroStep<B>) -> Result<()> {
-        let MicroStep { mut gradients, loss, weight } = micro_step;
         let ids = parameters::ids::<B, M>(model);
-        if !self.settled && ids == self.ids {
-            self.look_at(model);
-            self.settled = true;
+        if !self.has_final_specs && ids == self.ids {
+            *self.reducer.lock() = build_reducer::<B, M>(model, &self.group, &self.options).1;
+            self.has_final_specs = true;
         }
-        if let Some(position) = (0..ids.len().max(self.ids.len())).find(|i| ids.get(*i) != self.ids.get(*i)) {
-            let path = self.specs.get(position).map_or("a new parameter", |spec| spec.path.as_str());
-            return Err(Error::new(
-                ErrorKind::Mismatch,
-                format!(
-                    "the parameter set changed at `{path}` after the replica was made: \
-                     make a new replica with the changed model"
-                ),
-            ));
-        }
-        let mut list = Vec::new();
-        let shared = self.reducer.clone();
-        let mut reducer = shared.lock();
-        reducer.check()?;
-        for (index, (id, spec)) in ids.iter().zip(&self.specs).enumerate() {
-            let gradient = gradients.remove::<B::InnerBackend, 1>(*id);
-            if reducer.has_taken(index) {
-                let left = gradient.map(|left| left.into_primitive().tensor().shape().num_elements());
-                if left != Some(0) {
-                    return Err(overlap::other_backward(spec, left.is_some()));
-                }
-                continue;
-            }
-            let Some(gradient) = gradient else { continue };
-            if spec.role != ParamRole::Trained {
-                return Err(Error::new(
-                    ErrorKind::Mismatch,
-                    format!(
-                        "{spec} has a gradient: it was not trained when the replica was made; make a new one"
-                    ),
-                ));
-            }
-            let gradient = gradient.into_primitive().tensor();
-            if gradient.shape().to_vec() != spec.shape {
-                let shape = gradient.shape();
-                if shape.num_elements() == 0 {
-                    return Err(Error::config(format!(
-                        "the gradient of {spec} was taken in a backward pass of another micro-step: hand each micro-step \
-                         over once, or {TURN_OFF}"
-                    )));
-                }
-                return Err(Error::new(
-                    ErrorKind::Mismatch,
-                    format!("the gradient of {spec} has shape {shape:?}"),
-                ));
-            }
-            list.push((index, gradient));
-        }
-        if !gradients.is_empty() {
-            return Err(Error::config(format!(
-                "{} gradients belong to no parameter of the model: pass the model they were made from",
-                gradients.len()
-            )));
-        }
-        reducer.add(list, loss.map(|loss| loss.into_primitive().tensor()), weight)
+        let mut reducer = self.reducer.lock();
+        gradients::check_ids(&self.ids, &ids, reducer.specs())?;
+        reducer.take_error()?;
+        let MicroStep { gradients, loss, weight } = micro_step;
+        let gradients = gradients::take::<B>(gradients, &ids, &reducer)?;
+        reducer.add(gradients, loss.map(|loss| loss.into_primitive().tensor()), weight)
     }
 
-    /// In strict mode an error, else one warning, for parameters that not all ranks used. Every rank sees the
-    /// same counts, so all of them come here together and can ask each other who lacks what.
-    fn look_at_usage(&mut self, reduction: &Reduction<B::InnerBackend>) -> Result<()> {
-        let strict = self.options.strict;
-        let mut concerned = reduction.partly_used.clone();
-        if strict && !reduction.empty {
-            let unused = |index: &usize| {
-                self.specs[*index].role == ParamRole::Trained && reduction.gradients[*index].is_none()
-            };
-            concerned.extend((0..self.specs.len()).filter(unused));
-            concerned.sort_unstable();
+    fn reduce_window<M: AutodiffModule<B>>(&mut self, model: &M) -> Result<Reduced> {
+        let reduction = self.reducer.lock().reduce()?;
+        // Other collectives come after it: in the backward pass ranks may have sent different numbers of buckets.
+        let due = |every: usize| self.steps == 1 || (self.steps > 0 && self.steps.is_multiple_of(every));
+        if self.options.check_every.is_some_and(due) {
+            verify_parameters::<B, M>(model, &self.group, self.steps)?;
         }
-        if concerned.is_empty() || (self.warned && !strict) {
-            return Ok(());
-        }
-        let flags = reduction.used_here.iter().map(|used| u8::from(*used)).collect();
-        let all = self.group.all_gather_bytes(flags)?;
-        let lines: Vec<_> = concerned
-            .iter()
-            .map(|&index| {
-                let lacks = |rank: &usize| all[*rank].get(index) != Some(&1);
-                let ranks: Vec<_> = (0..all.len()).filter(lacks).map(|rank| Rank(rank).to_string()).collect();
-                format!("{} on {}", self.specs[index], ranks.join(", "))
-            })
-            .collect();
-        let text = format!("no gradient in optimizer step {} for {}", self.steps, lines.join("; "));
-        if strict {
-            return Err(self.group.barrier_then(Error::new(ErrorKind::Mismatch, text)));
-        }
-        self.warned = true;
-        if self.group.rank().is_root() {
-            tracing::warn!("{text}: taken as zero there (said once)");
-        }
-        Ok(())
+        self.unused.check(&reduction, self.reducer.lock().specs(), &self.group, self.steps)?;
+        self.follow_arrivals()?;
+        gradients::clip::<B>(reduction, &self.ids, &self.group, &self.options)
     }
 
-    /// Norm, clipping, and the gradients under their ids.
-    fn finish(&self, mut reduction: Reduction<B::InnerBackend>) -> Result<Reduced> {
-        let norm = match (self.options.clip_norm, self.options.report_norm) {
-            (None, false) => None,
-            _ => Some(self.norm(&mut reduction)?),
-        };
-        let factor = match (norm, self.options.clip_norm) {
-            (Some(norm), Some(limit)) if norm > limit => Some(limit / norm),
-            _ => None,
-        };
-        let mut grads = GradientsParams::new();
-        for (id, gradient) in self.ids.iter().zip(reduction.gradients) {
-            let Some(gradient) = gradient else { continue };
-            let gradient = match factor {
-                Some(factor) => B::InnerBackend::float_mul_scalar(gradient, Scalar::from(factor)),
-                None => gradient,
-            };
-            let gradient = Tensor::<B::InnerBackend, 1>::from_primitive(TensorPrimitive::Float(gradient));
-            grads.register(*id, gradient);
-        }
-        Ok(Reduced { grads, loss: reduction.loss, norm })
-    }
-
-    fn norm(&self, reduction: &mut Reduction<B::InnerBackend>) -> Result<f64> {
-        if self.group.in_host_memory() || self.options.reproducibility != Reproducibility::FixedWorldSize {
-            return norm::through_host::<B::InnerBackend>(&mut reduction.gradients);
-        }
-        let mine = norm::on_device::<B::InnerBackend>(&reduction.gradients)?;
-        if self.group.world_size() == 1 {
-            return Ok(mine);
-        }
-        let rank_0 = self.group.broadcast_bytes(&mine.to_le_bytes(), Rank(0))?;
-        let norm = rank_0.try_into().map(f64::from_le_bytes);
-        norm.map_err(|_| Error::new(ErrorKind::Mismatch, "rank 0 sent no norm"))
+    /// Ends the group with this rank's error, and the window with it.
+    fn give_up(&mut self, error: Error) -> Error {
+        self.group.fail(&error);
+        self.reducer.lock().drop_window();
+        error
     }
 }

@@ -1,14 +1,25 @@
-//! What a replica does besides reducing.
+//! Options of a replica, and the checks of their values.
 
+use burn::module::{AutodiffModule, ParamId};
+use burn::tensor::backend::AutodiffBackend;
 use burn_ddp_comm::net::host::memory;
+use burn_ddp_comm::{Error, Result};
 use derive_new::new;
 
 use crate::bucket::check_bucket_bytes;
-use crate::error::{Error, Result};
-use crate::reducer::{BUCKETS_IN_FLIGHT, GradientReduction};
+use crate::parameters;
+use crate::process_group::ProcessGroup;
+use crate::reducer::{BUCKETS_IN_FLIGHT, GradientReduction, Reducer, ReducerOptions};
 use crate::replica::Reproducibility;
 
-/// Options of a [`Replica`](crate::Replica).
+/// Options of a [`Replica`](crate::Replica). All ranks give the same.
+///
+/// ```
+/// use burn_ddp::ReplicaOptions;
+///
+/// let options = ReplicaOptions::new().with_accumulation(4).with_clip_norm(1.0);
+/// assert_eq!((options.accumulation, options.clip_norm), (Some(4), Some(1.0)));
+/// ```
 #[derive(Clone, Debug, PartialEq, new)]
 #[non_exhaustive]
 pub struct ReplicaOptions {
@@ -23,8 +34,8 @@ pub struct ReplicaOptions {
     #[new(default)]
     pub report_norm: bool,
     /// Largest bucket in bytes, at least 1 and at most this machine's memory. `None` (default): 1 MiB for the first,
-    /// 25 MiB for the others; with the feature `overlap`, after the first optimizer step, a 32nd of all gradients for the
-    /// others, but not less than 1 MiB and not more than 25.
+    /// 25 MiB for the others; with the feature `overlap`, after the first optimizer step, a 32nd of all gradients for
+    /// the others, but not less than 1 MiB and not more than 25.
     #[new(default)]
     pub bucket_bytes: Option<usize>,
     /// Makes a trained parameter without a gradient on some rank an error instead of a zero (off).
@@ -34,24 +45,24 @@ pub struct ReplicaOptions {
     /// `None` (default) never does.
     #[new(default)]
     pub check_every: Option<usize>,
-    /// Micro-steps of one accumulation window on one rank, where the replica has to know it ahead. `None` (default):
-    /// whatever the loop does.
+    /// Micro-steps of one accumulation window on one rank. [`Reproducibility::AnyWorldSize`] needs it, and with it
+    /// gradients overlap from the first window on. `None` (default) leaves the number to the loop.
     #[new(default)]
     pub accumulation: Option<usize>,
-    /// What the bits of the training depend on.
+    /// The conditions under which a training gives the same bits again.
     #[new(default)]
     pub reproducibility: Reproducibility,
-    /// Most gradient buckets that are on their way at a time, at least 1; default 2. Without
-    /// [`bucket_bytes`](Self::bucket_bytes) they are counted as buckets of 25 MiB: of smaller ones, as the feature `overlap`
-    /// makes them, so many times more may be. It bounds memory where a bucket is
-    /// a copy (on devices) and changes no numbers.
+    /// Maximum number of gradient buckets in flight, at least 1; default 2. Without
+    /// [`bucket_bytes`](Self::bucket_bytes) it counts buckets of 25 MiB, and of smaller ones, as the feature `overlap`
+    /// makes them, proportionally more may be in flight. It bounds memory where a bucket is a copy (on devices) and
+    /// changes no numbers.
     #[new(value = "BUCKETS_IN_FLIGHT")]
     pub buckets_in_flight: usize,
-    /// Sends gradients while the window's last backward pass runs (default), in builds with the feature `overlap`. All
-    /// but the last bucket's are taken out of what `backward()` returns: an **empty tensor** stands for each until
-    /// [`Replica::reduce`] gives them back reduced. So a micro-step has to be one backward pass, handed over as it is;
-    /// turn this off for programs that read gradients before `reduce` or add up those of several passes. Parameters are
-    /// marked for Burn's backward pass either way, in a connected group.
+    /// Sends gradients while the window's last backward pass runs (default), in builds with the feature `overlap`.
+    /// Gradients of all but the last bucket are moved out of the result of `backward()`: an **empty tensor** stands for
+    /// each until [`Replica::reduce`] returns them reduced. So a micro-step has to be one backward pass, handed over
+    /// unchanged; turn this off for programs that read gradients before `reduce` or add up those of several passes.
+    /// Parameters are marked for Burn's backward pass either way, in a connected group.
     ///
     /// [`Replica::reduce`]: crate::Replica::reduce
     #[new(value = "true")]
@@ -115,7 +126,7 @@ impl ReplicaOptions {
         Self { overlap, ..self }
     }
 
-    /// Refuses what cannot be meant, before anything is sent.
+    /// Refuses values that cannot be meant, before anything is sent.
     pub(super) fn check(&self) -> Result<()> {
         if self.check_every == Some(0) {
             return Err(Error::config("check_every is 0: give a number of optimizer steps, or leave it out"));
@@ -131,6 +142,25 @@ impl ReplicaOptions {
         }
         self.bucket_bytes.map_or(Ok(()), |bytes| check_bucket_bytes(bytes, memory().total))
     }
+}
+
+/// The ids of all parameters of `model`, and a reducer for them.
+pub(super) fn build_reducer<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    group: &ProcessGroup<B::InnerBackend>,
+    options: &ReplicaOptions,
+) -> (Vec<ParamId>, Reducer<B::InnerBackend>) {
+    let params = parameters::describe::<B, M>(model);
+    let (ids, specs) = params.into_iter().map(|param| (param.id, param.spec)).unzip();
+    let options = ReducerOptions {
+        reduction: options.reduction,
+        order: options.reproducibility.order(options),
+        bucket_bytes: options.bucket_bytes,
+        buckets_in_flight: options.buckets_in_flight,
+        accumulation: options.accumulation,
+        overlap: options.overlap && group.is_connected(),
+    };
+    (ids, Reducer::new(group.clone(), specs, options))
 }
 
 #[cfg(test)]

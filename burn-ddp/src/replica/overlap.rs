@@ -1,27 +1,26 @@
-//! What a replica knows, says and does for gradients to leave during the backward pass.
+//! The replica's overlap API: announcements of the program, marks for the backward pass, and the order of buckets.
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
+use burn_ddp_comm::Rank;
+use burn_ddp_comm::Result;
 
 use super::Replica;
 #[cfg(feature = "overlap")]
-use super::marks;
-use crate::bucket::ParamSpec;
-use crate::error::{Error, Result};
-#[cfg(feature = "overlap")]
-use crate::rank::Rank;
-use crate::reducer::{OverlapStats, TURN_OFF};
+use super::{marks, registry};
+use crate::reducer::OverlapStats;
 
 impl<B: AutodiffBackend> Replica<B> {
-    /// How many buckets were sent during backward passes, and how many after them.
+    /// Numbers of buckets that were sent during backward passes and after them.
     pub fn overlap(&self) -> OverlapStats {
-        self.reducer.lock().overlap()
+        self.reducer.lock().stats()
     }
 
-    /// Says, before the forward pass of a window's last micro-step, that it will have `weight` in
-    /// [`MicroStep::with_weight`](crate::MicroStep::with_weight): gradients can leave during the backward pass only weighed. Without this call a program
-    /// that uses weights trains the same, and nothing of it overlaps, unless gradients are summed
-    /// ([`GradientReduction::Sum`](crate::GradientReduction::Sum)), where weights do not count; without the feature `overlap` it has no effect.
+    /// Announces, before the forward pass of a window's last micro-step, that it will have `weight` in
+    /// [`MicroStep::with_weight`](crate::MicroStep::with_weight). Gradients can be sent during the backward pass only
+    /// multiplied by it, so without this call a program that uses weights trains the same, and nothing of it overlaps,
+    /// unless gradients are summed ([`GradientReduction::Sum`](crate::GradientReduction::Sum)), where weights do not
+    /// count. Without the feature `overlap` the call has no effect.
     ///
     /// # Errors
     /// A weight that no micro-step may have. A micro-step that then comes with another weight is an error in its call.
@@ -30,19 +29,20 @@ impl<B: AutodiffBackend> Replica<B> {
         expected.map_err(|error| self.give_up(error))
     }
 
-    /// Lets the next backward pass hand over gradients of `model` as they become ready (feature `overlap`; else nothing is
-    /// done). Called before a forward pass. [`Replica::new`], [`Replica::no_sync`] and [`Replica::reduce`] do it by
-    /// themselves; a loop needs it only where the mark gets lost after them: a model that was moved, forked or loaded
-    /// from a record, an optimizer that is none of Burn's, or another backward pass through the same parameters.
+    /// Marks the parameters of `model`, so that the next backward pass hands over their gradients as they become ready
+    /// (feature `overlap`; else the call does nothing). Called before a forward pass. [`Replica::new`],
+    /// [`Replica::no_sync`] and [`Replica::reduce`] do it themselves. A loop needs it only where the marks get lost
+    /// after them: a model that was moved, forked or loaded from a record, an optimizer that is none of Burn's, or
+    /// another backward pass through the same parameters.
     pub fn mark<M: AutodiffModule<B>>(&self, model: &M) {
         #[cfg(feature = "overlap")]
         if self.group.is_connected() {
-            marks::visit::<B, M>(model);
+            marks::mark_for_next_backward::<B, M>(model);
         }
         let _ = model;
     }
 
-    /// Says what the next micro-step will be, where the caller knows: whether it is the window's last, and its weight.
+    /// Announces the next micro-step: whether it is the window's last, and its weight.
     #[cfg(feature = "train")]
     pub(crate) fn expect<M: AutodiffModule<B>>(
         &mut self,
@@ -56,67 +56,46 @@ impl<B: AutodiffBackend> Replica<B> {
         Ok(())
     }
 
-    /// Whether buckets may leave during backward passes: where that is wanted, where anything is sent at all, and where
-    /// there is another bucket than the last.
-    #[cfg(feature = "overlap")]
-    pub(super) fn overlaps(&self) -> bool {
-        self.options.overlap && self.group.is_connected() && self.plan.buckets.len() > 1
+    /// Registers the parameters of `model` for the backward pass and returns it with them marked, also if this replica
+    /// does not overlap: a pass through this model and another must not be taken for the other's alone.
+    pub(super) fn register<M: AutodiffModule<B>>(&self, model: M) -> M {
+        #[cfg(feature = "overlap")]
+        if self.group.is_connected() {
+            registry::register(self.ids.iter().map(burn::module::ParamId::val), &self.reducer);
+            return marks::mark_for_all_steps::<B, M>(model);
+        }
+        model
     }
 
-    /// After the first optimizer step: plans buckets in the order in which rank 0's gradients came, as PyTorch DDP does.
-    /// Visit order does not tell it: Burn runs a backward pass by the depth of its nodes, and a parameter that is
-    /// reshaped before it is used (gamma and beta of a `LayerNorm` are) gets its gradient at the very end, up to which a
-    /// bucket would wait for it.
-    #[cfg(feature = "overlap")]
+    /// After the first optimizer step, plans buckets in the order in which rank 0's gradients became ready, as PyTorch
+    /// DDP does. Visit order differs from it: Burn runs a backward pass by the depth of its nodes, and a parameter that
+    /// is reshaped before it is used (gamma and beta of a `LayerNorm` are) gets its gradient at the very end, up to
+    /// which its bucket would wait.
     pub(super) fn follow_arrivals(&mut self) -> Result<()> {
-        let mixed = self.plan.buckets.windows(2).any(|pair| pair[0].dtype != pair[1].dtype);
-        if self.steps > 0 || !self.group.is_connected() || self.plan.buckets.len() < 2 || mixed {
+        if !cfg!(feature = "overlap") || self.steps > 0 || !self.group.is_connected() {
             return Ok(());
         }
-        let mine: Vec<u8> = self
-            .reducer
-            .lock()
-            .take_arrivals()
-            .iter()
-            .flat_map(|index| (*index as u64).to_le_bytes())
-            .collect();
-        let of_rank_0 = self.group.broadcast_bytes(&mine, Rank(0))?;
-        let arrivals: Vec<usize> =
-            of_rank_0.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes) as usize).collect();
         let mut reducer = self.reducer.lock();
-        reducer.reorder(&arrivals, self.options.bucket_bytes);
-        self.plan = reducer.plan().clone();
-        tracing::debug!("{} reduces from now on\n{}", self.group.rank(), self.plan);
-        Ok(())
-    }
-
-    /// Claims the parameters of `model`, and returns it with them marked. Without buckets that leave early too: a backward
-    /// pass through this model and another is no pass of the other alone.
-    #[cfg(feature = "overlap")]
-    pub(super) fn begin_overlap<M: AutodiffModule<B>>(&self, model: M) -> M {
-        if !self.group.is_connected() {
-            return model;
+        let buckets = &reducer.plan().buckets;
+        let mixed = buckets.windows(2).any(|pair| pair[0].dtype != pair[1].dtype);
+        if buckets.len() < 2 || mixed {
+            return Ok(());
         }
-        crate::reducer::sinks::claim(self.ids.iter().map(burn::module::ParamId::val), &self.reducer);
-        marks::map::<B, M>(model)
+        let arrivals = reducer.take_arrivals();
+        let mine: Vec<u8> = arrivals.iter().flat_map(|index| (*index as u64).to_le_bytes()).collect();
+        let rank_0 = self.group.broadcast_bytes(&mine, Rank(0))?;
+        let arrivals = rank_0.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes) as usize);
+        reducer.reorder(&arrivals.collect::<Vec<_>>());
+        tracing::debug!("{} reduces from now on\n{}", self.group.rank(), reducer.plan());
+        Ok(())
     }
 }
 
-#[cfg(feature = "overlap")]
+/// Ends the group at its next use if buckets were sent and the others never will be.
 impl<B: AutodiffBackend> Drop for Replica<B> {
     fn drop(&mut self) {
-        if let Some(error) = self.reducer.lock().left_behind() {
+        if let Some(error) = self.reducer.lock().replica_dropped() {
             self.group.ranks().break_off(error);
         }
     }
-}
-
-/// Gradients that were taken belong to one backward pass, and what came to the replica is not of that one alone.
-pub(super) fn other_backward(spec: &ParamSpec, is_there: bool) -> Error {
-    let what = if is_there { "is not empty" } else { "is missing" };
-    Error::config(format!(
-        "the gradient of {spec} was taken in a backward pass, and in the micro-step that was handed over it {what}: a \
-         micro-step is one backward pass, with all gradients of the model and of no copy of it (`no_grad` a copy that is \
-         not trained); for others {TURN_OFF}"
-    ))
 }

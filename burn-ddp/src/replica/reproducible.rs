@@ -1,45 +1,46 @@
-//! How far the bits of a training depend on the number of processes.
+//! Bits that do not depend on the number of processes: order of additions, seeds, and the checks of both.
+
+use burn_ddp_comm::DType;
+use burn_ddp_comm::{Error, Result};
 
 use crate::bucket::{ParamRole, ParamSpec};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::reducer::Order;
 use crate::replica::ReplicaOptions;
 
-/// What the bits of a training depend on, besides its data.
+/// The properties, besides its data, on which the bits of a training depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reproducibility {
-    /// On the number of processes, and neither on bucket sizes nor on timing. Micro-steps of a rank are added as
-    /// they come.
+    /// Bits depend on the number of processes, and neither on bucket sizes nor on timing. Micro-steps of a rank are
+    /// added as they come.
     #[default]
     FixedWorldSize,
-    /// Not even on the number of processes: 1, 2, 4, 8 .. ranks that train on the same micro-batches have the same
-    /// parameters, losses and norms to the last bit. Rank `r` takes the micro-batches `r * A` to `r * A + A - 1` of
-    /// each global batch, where `A` is [`ReplicaOptions::accumulation`].
+    /// Bits do not even depend on the number of processes: 1, 2, 4, 8 .. ranks that train on the same micro-batches
+    /// have the same parameters, losses and norms to the last bit. Rank `r` takes the micro-batches `r * A` to
+    /// `r * A + A - 1` of each global batch, where `A` is [`ReplicaOptions::accumulation`].
     ///
     /// Micro-steps are added in the tree in which ranks are, everything in the types that travel and divided once. A
     /// parameter that is used in some micro-steps counts as zero in the others.
     ///
-    /// Before each micro-step the backend's random stream is set anew, so that a micro-batch has the same dropout
-    /// whichever rank runs it. The seed is `h(h(h(seed) ^ step) ^ micro)` with the optimizer step since the replica
-    /// was made, the index of the micro-batch in the global batch, and the finalizer `h` of SplitMix64. It is set at
-    /// the end of [`Replica::new`](crate::Replica::new), `no_sync`, `reduce` and `discard`: what else draws between
-    /// one of these and the forward pass must do so on every rank and in every world alike. A training that is taken
-    /// up again should be given another seed, or it draws what its beginning drew.
+    /// Before each micro-step the backend's random stream is seeded, so that a micro-batch has the same dropout on
+    /// every rank. The seed is `h(h(h(seed) ^ step) ^ micro)` with the optimizer step since the replica was made, the
+    /// index of the micro-batch in the global batch, and the finalizer `h` of SplitMix64. It is set at the end of
+    /// [`Replica::new`](crate::Replica::new), `no_sync`, `reduce` and `discard`: code that draws between one of these
+    /// and the forward pass must do so on every rank and in every world alike. A resumed training should be given
+    /// another seed, or it draws the numbers of its beginning.
     ///
-    /// Needed: a power of two of ranks; parameters of f32 or f64; collectives through host memory; `accumulation`,
-    /// and exactly that many micro-steps in every window. What the model computes for a micro-batch has to have the
-    /// same bits in every process, which is the backend's part (`docs/concepts.md` names what is known to break it).
+    /// It needs a power of two of ranks; parameters of f32 or f64; collectives through host memory; `accumulation`,
+    /// and exactly that many micro-steps in every window. The backend has to compute the same bits for a micro-batch
+    /// in every process (`docs/concepts.md` names the known exceptions).
     ///
-    /// Costs memory for up to log2(A) + 1 sets of gradients instead of two, the one being added among them.
+    /// It costs memory for up to log2(A) + 1 sets of gradients instead of two, the one being added among them.
     AnyWorldSize {
-        /// From which all seeds of micro-steps follow; the same on all ranks.
+        /// Determines the seeds of all micro-steps; the same on all ranks.
         seed: u64,
     },
 }
 
 impl Reproducibility {
-    /// In which order a rank adds its micro-steps.
+    /// The order in which a rank adds its micro-steps.
     pub(super) fn order(self, options: &ReplicaOptions) -> Order {
         match (self, options.accumulation) {
             (Self::AnyWorldSize { .. }, Some(micro_steps)) => Order::Tree(micro_steps),
@@ -80,7 +81,7 @@ impl Reproducibility {
         Ok(())
     }
 
-    /// Refuses parameters whose gradients do not travel as they are.
+    /// Refuses parameters of half precision, whose gradients travel as f32.
     pub(super) fn check_parameters(self, specs: &[ParamSpec]) -> Result<()> {
         let half = |spec: &&ParamSpec| {
             spec.role == ParamRole::Trained && matches!(spec.dtype, DType::F16 | DType::BF16)
@@ -97,12 +98,13 @@ impl Reproducibility {
 
 /// The seed of micro-batch `micro` of the global batch in optimizer step `step`.
 pub(super) fn seed_of(seed: u64, step: u64, micro: u64) -> u64 {
-    [step, micro].into_iter().fold(finalize(seed), |seed, number| finalize(seed ^ number))
+    [step, micro].into_iter().fold(split_mix64(seed, 1), |seed, number| split_mix64(seed ^ number, 1))
 }
 
-/// SplitMix64's finalizer, behind its increment so that 0 does not stay 0: neighbours become unlike.
-fn finalize(number: u64) -> u64 {
-    let mixed = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+/// The output `number` (from 1) of SplitMix64 started at `seed`: neighbouring arguments give unrelated outputs (Steele,
+/// Lea, Flood 2014).
+pub(crate) fn split_mix64(seed: u64, number: u64) -> u64 {
+    let mixed = seed.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     mixed ^ (mixed >> 31)
@@ -150,8 +152,8 @@ mod tests {
                 (0..32).flat_map(move |step| (0..32).map(move |micro| seed_of(seed, step, micro)))
             })
             .collect();
-        assert_eq!(seed_of(0, 0, 0), finalize(finalize(finalize(0))));
-        assert_eq!(finalize(0), 0xE220_A839_7B1D_CDAF, "the first number of SplitMix64 from 0");
+        assert_eq!(seed_of(0, 0, 0), split_mix64(split_mix64(split_mix64(0, 1), 1), 1));
+        assert_eq!(split_mix64(0, 1), 0xE220_A839_7B1D_CDAF, "the first number of SplitMix64 from 0");
         seeds.sort_unstable();
         seeds.dedup();
         assert_eq!(seeds.len(), 4 * 32 * 32);

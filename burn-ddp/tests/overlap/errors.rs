@@ -1,4 +1,4 @@
-//! What cannot be right after buckets have left is an error that says what to do.
+//! Mistakes after buckets were sent in a backward pass are errors that tell the remedy.
 
 use burn::module::Module;
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
@@ -51,7 +51,7 @@ fn mistake() -> Result<String> {
             drop(replica);
             group.barrier()?;
         }
-        // Rank 1 does not use what the first bucket waits for, and sends nothing in its backward pass.
+        // Rank 1 does not use the parameter of the first bucket, and so sends nothing in its backward pass.
         "own collective" => {
             let mut used = model.clone();
             if group.rank() == Rank(1) {

@@ -68,7 +68,7 @@ fn refusal(call: impl FnOnce()) -> String {
     *payload.downcast::<String>().expect("a formatted message")
 }
 
-// `ExecutionStrategy::ddp` does what follows before its first step, on the backend the model is generic over.
+// `ExecutionStrategy::ddp` makes these calls before its first step, on the backend the model is generic over.
 #[test]
 fn the_in_process_server_is_refused_by_name() {
     type Training = Autodiff<Ddp<Flex>>;

@@ -1,4 +1,4 @@
-//! What leaves during the backward pass, in every step, and that it changes no bit.
+//! Buckets that leave during the backward pass: how many in every step, and that they change no bit.
 
 use burn::nn::LinearConfig;
 use burn::optim::{Optimizer, SgdConfig};
@@ -66,7 +66,7 @@ fn a_world_of_one_that_is_connected_overlaps_too() {
     assert_eq!(texts, [told(1, 1, 2)]);
 }
 
-/// A layer whose parameters have no values before they are looked at, and of which all is known from the first pass.
+/// A layer whose parameters are initialized lazily. Its accumulation and weights are known before the first pass.
 fn lazy() -> Result<String> {
     let model = || {
         B::seed(&Default::default(), 1);
@@ -78,8 +78,8 @@ fn lazy() -> Result<String> {
     })
 }
 
-/// Ranks are slow in different places, and only one or two buckets may be on their way: what leaves early is a matter
-/// of luck, and the order is not.
+/// Ranks are slow in different places, and few buckets may be in flight: how many leave early depends on timing, and
+/// the order does not.
 fn jitter() -> Result<String> {
     let group = group()?;
     let in_flight: usize = argument().parse().expect("a number");

@@ -1,4 +1,4 @@
-//! What overlap costs in memory, and what buckets save in collectives.
+//! The memory that overlap costs, and the collectives that buckets save.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ struct Large<B: Backend> {
     layers: Vec<Linear<B>>,
 }
 
-/// Trains three steps, alone or with the replica that the argument names, and returns the peak of resident memory in KiB.
+/// Trains three steps, alone or with the replica that the argument names. Returns the peak of resident memory in KiB.
 fn peak() -> Result<String> {
     let device = Default::default();
     let layer = || LinearConfig::new(WIDTH, WIDTH).with_bias(false).init::<B>(&device);

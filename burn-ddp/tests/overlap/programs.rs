@@ -1,4 +1,4 @@
-//! Programs that are no plain loop: two replicas, weights, ranks without items, layers that communicate.
+//! Programs other than a plain loop: two replicas, weights, ranks without items, layers that communicate.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -23,9 +23,9 @@ fn group() -> Result<ProcessGroup<G>> {
     ProcessGroup::from_env(&Default::default())
 }
 
-/// A generator and a critic, each with a replica: the generator's loss passes through the critic, whose gradients in
-/// that backward pass are nobody's. `frozen`: it passes through a copy of the critic that is not trained. `one bucket`,
-/// `afterwards`: nothing of the generator could leave early anyway.
+/// A generator and a critic, each with a replica. The generator's loss passes through the critic, whose gradients in
+/// that backward pass belong to no replica. `frozen`: it passes through a copy of the critic that is not trained.
+/// `one bucket`, `afterwards`: no gradient of the generator could leave early anyway.
 fn two_replicas() -> Result<String> {
     let group = group()?;
     let frozen = argument() == "frozen";
@@ -94,7 +94,7 @@ fn a_frozen_copy_of_the_other_model_lets_both_overlap() {
     assert_eq!(Launch::new("two replicas", 2).argument("frozen").succeed(), ["(15, 15)", "(15, 15)"]);
 }
 
-/// Two models of equal sizes: both backward passes, and then what the argument says.
+/// Two models of equal sizes: both backward passes, and then the calls that the argument names.
 fn twins() -> Result<String> {
     let group = group()?;
     let mut ends = Vec::new();
@@ -203,7 +203,7 @@ fn buckets_wait_where_layers_communicate_in_the_backward_pass() {
     }
 }
 
-/// What else a replica sends comes after the buckets, however many left early.
+/// Other collectives of a replica come after all buckets, independently of how many left early.
 fn checked() -> Result<String> {
     let group = group()?;
     let options = one_bucket_each().with_check_every(1).with_strict().with_clip_norm(0.01);

@@ -1,4 +1,4 @@
-//! A chain of layers, all of different size, and a training of it that tells what left when.
+//! A chain of layers, all of different size, and a training of it that reports when its buckets were sent.
 
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ fn paused(tensor: Tensor<B, 2>, milliseconds: u64) -> Tensor<B, 2> {
     Tensor::from_primitive(TensorPrimitive::Float(output))
 }
 
-/// What a training came to.
+/// The result of a training.
 pub struct Run {
     pub model: Chain<B>,
     /// Buckets of each step: sent in the backward pass, and after it.
@@ -113,7 +113,8 @@ pub fn micro_step(loss: Tensor<B, 1>, model: &Chain<B>) -> MicroStep<B> {
     MicroStep::new(GradientsParams::from_grads(loss.backward(), model)).with_loss(loss)
 }
 
-/// Trains `model` [`STEPS`] steps of windows of `accumulation` micro-steps, which `each(replica, model, step, micro)` makes.
+/// Trains `model` [`STEPS`] steps of windows of `accumulation` micro-steps, made by
+/// `each(replica, model, step, micro)`.
 pub fn train(
     model: Chain<B>,
     group: &ProcessGroup<G>,
@@ -141,7 +142,7 @@ pub fn train(
     Ok(Run { model, sent })
 }
 
-/// Trains with and without overlap; the parameters must be equal to the last bit. Returns what was sent when.
+/// Trains with and without overlap; the parameters must be equal to the last bit. Returns when buckets were sent.
 pub fn with_and_without(
     group: &ProcessGroup<G>,
     model: impl Fn() -> Chain<B>,

@@ -9,9 +9,9 @@ use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use burn_ddp::{DType, Error, ErrorKind, ReduceOp, Result};
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
-use burn_ddp::{DType, Error, ErrorKind, ReduceOp, Result};
 use burn_ddp_nccl::library::RawStream;
 use burn_ddp_nccl::{NcclComm, Stream};
 use cudarc::driver::result::stream::launch_host_function;

@@ -7,12 +7,12 @@
 use std::ops::Range;
 
 use burn::tensor::{bf16, f16};
-use burn_ddp_comm::collective::chunk;
-use burn_ddp_comm::deadline::Deadline;
-use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{
     CommunicatorKind, DType, Error, ErrorKind, GroupOptions, ProcessGroup, Rank, ReduceOp, Result,
 };
+use burn_ddp_comm::collective::chunk;
+use burn_ddp_comm::deadline::Deadline;
+use burn_ddp_comm::transport::Liveness;
 use burn_ddp_nccl::{NcclComm, Span, UniqueId};
 
 use crate::Machine;

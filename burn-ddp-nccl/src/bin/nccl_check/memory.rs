@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
 use burn_ddp_comm::deadline::Deadline;
 use burn_ddp_comm::transport::Liveness;
-use burn_ddp::{DType, Error, ErrorKind, Rank, ReduceOp, Result};
 use burn_ddp_nccl::{CudaStream, NcclComm, Span, UniqueId};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{DriverError, result};

@@ -13,8 +13,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_cuda::Cuda;
 use burn_ddp::communicator::AnyTensor;
-use burn_ddp_comm::transport::Liveness;
 use burn_ddp::{DType, Error, ErrorKind, Result};
+use burn_ddp_comm::transport::Liveness;
 use burn_ddp_nccl::{CudaAccess, CudaBackend, DeviceAccess, DeviceBuffer, Fence, NcclComm};
 
 use crate::Machine;

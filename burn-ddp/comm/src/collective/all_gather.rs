@@ -3,8 +3,8 @@
 use super::{Collectives, FlatRoute, element_count, expect_length};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::rank::Rank;
 use crate::operation::Operation;
+use crate::rank::Rank;
 
 impl Collectives {
     /// Fills `output` on every rank with all ranks' `input`, one after the other in rank order.

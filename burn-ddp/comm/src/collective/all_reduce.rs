@@ -14,9 +14,9 @@ use super::wire::{collect, peer_index, reduce_pieces};
 use super::{Collectives, Route, aligned_element_count, hierarchical};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
+use crate::operation::Operation;
 use crate::rank::Rank;
 use crate::reduction::partial_size;
-use crate::operation::Operation;
 use crate::transport::exchange::Exchange;
 
 impl Collectives {

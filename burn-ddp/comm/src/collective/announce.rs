@@ -3,8 +3,8 @@
 use super::{Collectives, FlatRoute};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rank::Rank;
 use crate::operation::Operation;
+use crate::rank::Rank;
 
 /// Phase of an announced operation; tells it from one whose data goes over the wire.
 const ANNOUNCED: u8 = 0xA0;

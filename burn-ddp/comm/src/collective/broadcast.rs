@@ -7,8 +7,8 @@ use super::wire::gather_chunks;
 use super::{Collectives, FlatRoute, element_count};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::rank::Rank;
 use crate::operation::Operation;
+use crate::rank::Rank;
 use crate::transport::exchange::Exchange;
 
 /// Most bytes that the root sends to all ranks whole, in one phase rather than two of chunks: rounds cost more than

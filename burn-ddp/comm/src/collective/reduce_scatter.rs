@@ -7,9 +7,9 @@ use super::wire::collect;
 use super::{Collectives, FlatRoute, aligned_element_count, element_count, expect_length};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
+use crate::operation::Operation;
 use crate::rank::Rank;
 use crate::reduction::reduce_in_place;
-use crate::operation::Operation;
 
 impl Collectives {
     /// Fills `output` on each rank with its [`chunk`](super::chunk) of the reduction of all ranks' `input`.

@@ -382,8 +382,8 @@ pub(super) fn stride(bytes: usize, parts: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shm::regions;
     use crate::operation::Operation;
+    use crate::shm::regions;
     use std::time::Duration;
 
     /// For Miri, which sees a slot that is read while it is written; `tests/sharing.rs` tests the results with more
@@ -396,7 +396,12 @@ mod tests {
                 scope.spawn(move || {
                     let mut scratch = Scratch::default();
                     for (sequence, &count) in counts.iter().chain(counts).enumerate() {
-                        let header = Header::new(Operation::AllReduce(ReduceOp::Sum), sequence as u64, DType::F32, count);
+                        let header = Header::new(
+                            Operation::AllReduce(ReduceOp::Sum),
+                            sequence as u64,
+                            DType::F32,
+                            count,
+                        );
                         let deadline = Deadline::after(Duration::from_secs(60));
                         let mut shared = ShmExchange { region: &mut region, header, deadline };
                         let mut left = vec![1.0f32; count / 3];

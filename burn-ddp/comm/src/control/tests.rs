@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Instant;
 
 use super::*;
-use crate::transport::tcp::TcpTransport;
-use crate::transport::tcp::tests::{frame, meshes, ranks, soon};
 use crate::dtype::ReduceOp;
 use crate::operation::Operation;
+use crate::transport::tcp::TcpTransport;
+use crate::transport::tcp::tests::{frame, meshes, ranks, soon};
 use crate::transport::{PeerState, Transport};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -130,7 +130,10 @@ fn a_mismatch_that_one_rank_finds_is_everyones() {
         let error = match member.me.0 {
             0 => member.wire.recv(Rank(1), &header, &mut [&mut [0]], soon()).unwrap_err(),
             1 => {
-                member.wire.send(Rank(0), &frame(Operation::Broadcast(Rank(0)), 4, 1), &[&[0]], soon()).unwrap();
+                member
+                    .wire
+                    .send(Rank(0), &frame(Operation::Broadcast(Rank(0)), 4, 1), &[&[0]], soon())
+                    .unwrap();
                 member.wait_for(2)
             }
             _ => member.wait_for(1),

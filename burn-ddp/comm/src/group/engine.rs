@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use super::memory::Staged;
 use crate::deadline::Deadline;
+use crate::environment::RankInfo;
 use crate::error::Result;
 use crate::operation::Operation;
 use crate::options::GroupOptions;
-use crate::environment::RankInfo;
 use crate::transport::Liveness;
 
 /// Moves staged memory between ranks. See the [module documentation](self).

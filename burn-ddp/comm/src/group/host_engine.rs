@@ -99,7 +99,10 @@ impl Engine for HostEngine {
             }
             Operation::Barrier => all.barrier()?,
         }
-        Ok(segments.into_iter().map(|(dtype, memory)| Segment { dtype, memory: Memory::Host(memory) }).collect())
+        Ok(segments
+            .into_iter()
+            .map(|(dtype, memory)| Segment { dtype, memory: Memory::Host(memory) })
+            .collect())
     }
 }
 

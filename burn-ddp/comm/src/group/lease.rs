@@ -108,7 +108,8 @@ mod tests {
         let lease = state.acquire().expect("free");
         state.break_off(Error::config("the rest does not come"));
         state.break_off(Error::config("a later cause"));
-        let refused = lease.while_sending(|| state.check(Operation::Barrier)).expect_err("broken").to_string();
+        let refused =
+            lease.while_sending(|| state.check(Operation::Barrier)).expect_err("broken").to_string();
         assert!(refused.contains("the rest does not come"), "{refused}");
     }
 }

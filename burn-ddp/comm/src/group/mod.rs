@@ -34,10 +34,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::control::Control;
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result};
-use crate::options::GroupOptions;
 use crate::environment::RankInfo;
+use crate::error::{Error, ErrorKind, Result};
 use crate::net::address::local_address;
+use crate::options::GroupOptions;
 use crate::rank::Rank;
 use crate::rendezvous::PeerInfo;
 use crate::store::{MemoryStore, PrefixStore, Store, TcpStore};
@@ -153,7 +153,12 @@ impl Group {
         }
         let deadline = Deadline::after(start.options.rendezvous_timeout);
         if start.info.world_size == 1 {
-            return start.connect(Arc::new(MemoryStore::default()), Ipv4Addr::LOCALHOST.into(), deadline, make);
+            return start.connect(
+                Arc::new(MemoryStore::default()),
+                Ipv4Addr::LOCALHOST.into(),
+                deadline,
+                make,
+            );
         }
         let interface = start.options.interface.as_deref();
         // A wrong interface is found before any peer waits for this rank.

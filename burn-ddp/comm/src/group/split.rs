@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::{Group, HostEngine, MakeEngine, Setup, Start, host_engine};
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result};
 use crate::environment::RankInfo;
+use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 
 impl Group {

@@ -33,8 +33,8 @@ use super::region::RegionLayout;
 use super::spin::MAX_SLEEP;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::transport::Liveness;
 use crate::net::poll::wait;
+use crate::transport::Liveness;
 
 /// Longest wait for the nonce of an accepted connection: members have sent it when they connected.
 const NONCE_TIMEOUT: Duration = Duration::from_secs(1);

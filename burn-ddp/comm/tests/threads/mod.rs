@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use burn_ddp_comm::collective::{Algorithm, Collectives};
 use burn_ddp_comm::deadline::Deadline;
+use burn_ddp_comm::rendezvous::PeerInfo;
 use burn_ddp_comm::topology::Topology;
 use burn_ddp_comm::transport::tcp::{Listener, TcpTransport};
-use burn_ddp_comm::rendezvous::PeerInfo;
 use burn_ddp_comm::transport::{Liveness, Transport, loopback};
 use burn_ddp_comm::{Rank, Result};
 

@@ -129,12 +129,18 @@ fn frames_that_were_sent_earlier_wait_in_order() {
     wires(2, |me, mut wire| {
         let peer = Rank(1 - me.0);
         for (sequence, body) in [(0, &b""[..]), (1, b"abc"), (2, b""), (3, &[7; 9000])] {
-            wire.send(peer, &frame(Operation::Broadcast(Rank(0)), sequence, body.len()), &[body], soon()).unwrap();
+            wire.send(peer, &frame(Operation::Broadcast(Rank(0)), sequence, body.len()), &[body], soon())
+                .unwrap();
         }
         for (sequence, body) in [(0, &b""[..]), (1, b"abc"), (2, b""), (3, &[7; 9000])] {
             let mut into = vec![0; body.len()];
-            wire.recv(peer, &frame(Operation::Broadcast(Rank(0)), sequence, body.len()), &mut [&mut into], soon())
-                .unwrap();
+            wire.recv(
+                peer,
+                &frame(Operation::Broadcast(Rank(0)), sequence, body.len()),
+                &mut [&mut into],
+                soon(),
+            )
+            .unwrap();
             assert_eq!(into, body);
         }
     });

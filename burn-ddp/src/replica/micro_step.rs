@@ -1,4 +1,4 @@
-//! What goes into a reduction and what comes out.
+//! Input and output of a reduction: micro-steps, and the gradient of the global batch.
 
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
@@ -17,7 +17,7 @@ impl<B: AutodiffBackend> MicroStep<B> {
         Self { gradients, loss: None, weight: None }
     }
 
-    /// A micro-step without items: joins the reduction, so that no rank waits, and contributes nothing.
+    /// A micro-step without items. It takes part in the reduction, so that no rank waits, and contributes nothing.
     pub fn empty() -> Self {
         Self { gradients: GradientsParams::new(), loss: None, weight: Some(0.0) }
     }
@@ -27,9 +27,8 @@ impl<B: AutodiffBackend> MicroStep<B> {
         Self { loss: Some(loss.inner()), ..self }
     }
 
-    /// Weighs the micro-step by its number of items (or tokens), for micro-steps of different size:
-    /// `with_weight(items as f64)`. Either all
-    /// micro-steps of an optimizer step have a weight, on all ranks, or none.
+    /// Weights the micro-step by its number of items (or tokens), for micro-steps of different size:
+    /// `with_weight(items as f64)`. Either all micro-steps of an optimizer step have a weight, on all ranks, or none.
     pub fn with_weight(self, items: impl Into<f64>) -> Self {
         Self { weight: Some(items.into()), ..self }
     }
@@ -41,7 +40,7 @@ impl<B: AutodiffBackend> From<GradientsParams> for MicroStep<B> {
     }
 }
 
-/// What an optimizer step needs, equal on all ranks.
+/// Input of an optimizer step, equal on all ranks.
 #[derive(Debug)]
 pub struct Reduced {
     /// Gradients of the global batch, for the optimizer. A parameter that no rank used has none.
