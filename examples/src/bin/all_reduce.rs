@@ -59,8 +59,8 @@ fn say_hello(group: &ProcessGroup<Ddp<Flex>>) -> Result<()> {
     if rank.is_root() {
         say(format_args!("all_reduce: {sum} on all {world_size} ranks, as expected"))?;
         let stats = group.stats();
-        for (kind, of_kind) in &stats.by_kind {
-            say(format_args!("{kind}: {} call(s), {} bytes given by rank 0", of_kind.calls, of_kind.bytes))?;
+        for (name, calls) in &stats.by_name {
+            say(format_args!("{name}: {} call(s), {} bytes given by rank 0", calls.calls, calls.bytes))?;
         }
         say(format_args!("waited {:?}", stats.waited))?;
     }
