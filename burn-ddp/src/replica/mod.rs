@@ -60,7 +60,7 @@ use unused::UnusedCheck;
 ///     let mut optimizer = SgdConfig::new().init();
 ///     for _ in 0..100 {
 ///         let micro_step = |model: &burn::nn::Linear<B>| {
-///             let loss = model.forward(Tensor::ones([8, 2], &device)).mean();
+///             let loss = model.forward(Tensor::<B, 2>::ones([8, 2], &device)).mean();
 ///             MicroStep::new(GradientsParams::from_grads(loss.backward(), model)).with_loss(loss)
 ///         };
 ///         for _ in 0..3 {
