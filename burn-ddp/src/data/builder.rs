@@ -6,11 +6,11 @@ use burn::data::dataloader::DataLoader;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::Dataset;
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::{Error, Result};
 
 use super::loader::{Source, sharded_loader};
 use super::order::{Share, Tail};
 use super::shards::{ShardState, Shards};
-use crate::error::{Error, Result};
 use crate::process_group::ProcessGroup;
 
 /// Builds data loaders that give each rank its part of every global batch.

@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use burn::data::dataloader::DataLoader;
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::{Error, Result};
 
-use crate::error::{Error, Result};
 use crate::process_group::ProcessGroup;
 
 mod builder;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
-use crate::error::panic_text;
+use burn_ddp_comm::error::panic_text;
 
 /// Capacity of a worker's channel, in batches.
 const CAPACITY: usize = 2;

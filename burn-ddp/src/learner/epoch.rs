@@ -16,13 +16,13 @@ use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
 use burn::tensor::backend::Backend;
 use burn::train::{InferenceStep, LearnerEvent, LearningComponentsTypes, TrainOutput, TrainingItem};
+use burn_ddp_comm::{Error, Result};
 
 use super::options::{BufferPolicy, IncompleteWindow};
 use super::output::DdpOutput;
 use super::session::Session;
 use super::types::{Inner, TrainInputOf, TrainOutputOf, ValidInputOf, ValidOutputOf};
 use crate::data::{Lockstep, Round, Uneven};
-use crate::error::{Error, Result};
 use crate::parameters;
 use crate::replica::MicroStep;
 

@@ -64,8 +64,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::train::{Learner, LearningComponentsTypes, LearningResult, SupervisedTraining, TrainingStrategy};
-
-use crate::error::Result;
+use burn_ddp_comm::Result;
 
 mod ending;
 mod epoch;

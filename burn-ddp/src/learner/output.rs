@@ -18,8 +18,7 @@ use burn::train::{
     ClassificationOutput, ItemLazy, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
 };
 use burn_backend::Bytes;
-
-use crate::error::{Error, ErrorKind, Result};
+use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// Output of a step that can be joined with those of other ranks. Burn's four outputs implement it.
 ///

@@ -7,14 +7,13 @@
 use burn::module::Module;
 use burn::tensor::backend::Backend;
 use burn::train::{Learner, LearningComponentsTypes, TrainingComponents};
+use burn_ddp_comm::{Error, Rank, Result};
 
 use super::options::DdpStrategy;
 use super::panics::Panics;
 use super::state;
 use super::types::Inner;
-use crate::error::{Error, Result};
 use crate::parameters;
-use crate::rank::Rank;
 use crate::replica::{Replica, Reproducibility};
 
 /// A learner and its replica before the first epoch.

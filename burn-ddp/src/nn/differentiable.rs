@@ -22,9 +22,8 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Tensor, TensorPrimitive};
+use burn_ddp_comm::{ReduceOp, Result};
 
-use crate::dtype::ReduceOp;
-use crate::error::Result;
 use crate::process_group::ProcessGroup;
 
 /// Kind of a collective.
