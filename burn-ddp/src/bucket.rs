@@ -9,8 +9,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use burn_ddp_comm::DType;
-use burn_ddp_comm::{Error, ErrorKind, Result};
+use burn_ddp_comm::{DType, Error, ErrorKind, Result};
 
 /// Default largest bucket (PyTorch DDP's `bucket_cap_mb`).
 pub(crate) const BUCKET_BYTES: usize = 25 << 20;

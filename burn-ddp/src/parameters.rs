@@ -10,8 +10,7 @@ use std::collections::BTreeMap;
 use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, Element, Float, Int, Tensor};
-use burn_ddp_comm::DType;
-use burn_ddp_comm::{Error, Result};
+use burn_ddp_comm::{DType, Error, Result};
 
 use crate::bucket::{ParamRole, ParamSpec};
 use crate::communicator::{AnyTensor, wire_dtype};

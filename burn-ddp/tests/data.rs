@@ -1,4 +1,4 @@
-//! Data that is uneven, endless, sharded twice or broken: every rank ends, and every item is used once.
+//! Data that are uneven, endless, sharded twice or broken: every rank ends, and every item is used once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn group() -> Result<ProcessGroup<G>> {
     ProcessGroup::from_env(&Default::default())
 }
 
-/// Batches without a data set behind them, which may or may not count what they hold.
+/// A stream of batches, which counts its items or not.
 struct Stream {
     batches: std::vec::IntoIter<Vec<f32>>,
     processed: usize,
@@ -86,7 +86,7 @@ impl Toy<B> {
     }
 }
 
-/// Trains on uneven batches and says the optimizer steps, `w`, the items that were counted, and the hash.
+/// Trains on uneven batches; returns the optimizer steps, `w`, the counted items, and the hash.
 fn uneven() -> Result<String> {
     let group = group()?;
     let argument = argument();
@@ -107,18 +107,18 @@ fn uneven() -> Result<String> {
     let mut optimizer = SgdConfig::new().init();
     let mut lockstep = Lockstep::new(Stream::boxed(batches, true), &group, uneven);
     let (mut steps, mut counted, mut ended) = (0, 0, false);
-    while let Some(turn) = lockstep.next(false)? {
-        assert!(!ended, "a turn after the last");
-        ended = turn.last;
+    while let Some(round) = lockstep.next(false)? {
+        assert!(!ended, "a round after the last");
+        ended = round.last;
         let skip = policy == "skip-together" && {
-            let all = group.all_gather_bytes(vec![u8::from(turn.items == 0)])?;
+            let all = group.all_gather_bytes(vec![u8::from(round.items == 0)])?;
             all.concat().contains(&1)
         };
         if skip {
             continue;
         }
-        counted += turn.items_all;
-        let reduced = replica.reduce(&model, model.micro_step(turn.batch.as_deref(), turn.items))?;
+        counted += round.items_all;
+        let reduced = replica.reduce(&model, model.micro_step(round.batch.as_deref(), round.items))?;
         model = optimizer.step(0.1, model, reduced.grads);
         steps += 1;
     }
@@ -146,8 +146,8 @@ fn ranks_with_different_numbers_of_batches_take_the_same_steps() {
     }
 }
 
-/// Streams of 5 and 4 batches that nobody counts, twice; says the turns, comparing them with those of the other
-/// rank at each.
+/// Iterates twice over streams of 5 and 4 batches that do not count items; returns the rounds, each compared with that of the
+/// other rank.
 fn streams() -> Result<String> {
     let group = group()?;
     let uneven = if argument() == "join" { Uneven::Join } else { Uneven::Truncate };
@@ -155,22 +155,22 @@ fn streams() -> Result<String> {
     let mut texts = Vec::new();
     for epoch in 0..2u8 {
         let mut lockstep = Lockstep::new(Stream::boxed(&batches, false), &group, uneven);
-        let mut turns = Vec::new();
-        while let Some(turn) = lockstep.next(false)? {
-            let all = group.all_gather_bytes(vec![epoch, turns.len() as u8])?;
+        let mut rounds = Vec::new();
+        while let Some(round) = lockstep.next(false)? {
+            let all = group.all_gather_bytes(vec![epoch, rounds.len() as u8])?;
             assert_eq!(all[0], all[1]);
-            turns.push(format!("{}{}", turn.items_all, if turn.last { "." } else { "" }));
+            rounds.push(format!("{}{}", round.items_all, if round.last { "." } else { "" }));
         }
-        texts.push(turns.join(" "));
+        texts.push(rounds.join(" "));
     }
-    // A wish to stop on one rank ends all.
+    // A stop that one rank requests ends all.
     let mut lockstep = Lockstep::new(Stream::boxed(&batches, false), &group, uneven);
-    let mut turns = 0;
-    while let Some(turn) = lockstep.next(group.rank().0 == 1 && turns == 2)? {
-        turns += 1;
-        assert_eq!(turn.stop, turn.last);
+    let mut rounds = 0;
+    while let Some(round) = lockstep.next(group.rank().0 == 1 && rounds == 2)? {
+        rounds += 1;
+        assert_eq!(round.stop, round.last);
     }
-    texts.push(turns.to_string());
+    texts.push(rounds.to_string());
     Ok(texts.join(" | "))
 }
 
@@ -231,7 +231,7 @@ fn burns(data: Numbers, batch: usize, seed: Option<u64>) -> Loader {
     .build(data)
 }
 
-/// A loader by the first word of the argument, over as many items and in such batches as the next two say.
+/// Builds the loader that the first word of the argument names; the next words are the numbers of items and of items a batch.
 fn loader(words: &[&str], group: &ProcessGroup<G>) -> Result<Loader> {
     let number = |at: usize| words[at].parse::<usize>().expect("a number");
     let (items, batch, rank) = (number(1), number(2), group.rank().0);
@@ -249,7 +249,7 @@ fn loader(words: &[&str], group: &ProcessGroup<G>) -> Result<Loader> {
     })
 }
 
-/// Walks three epochs of a loader; says the items of each.
+/// Iterates over three epochs of a loader; returns the items of each.
 fn items() -> Result<String> {
     let group = group()?;
     let argument = argument();
@@ -260,11 +260,11 @@ fn items() -> Result<String> {
         let mut seen = Vec::new();
         let mut lockstep = Lockstep::new(loader.iter(), &group, Uneven::Join);
         let mut all = 0;
-        while let Some(turn) = lockstep.next(false)? {
-            let batch = turn.batch.unwrap_or_default();
-            assert_eq!(batch.len(), turn.items);
-            all += turn.items_all;
-            assert_eq!(turn.progress.items_processed, all);
+        while let Some(round) = lockstep.next(false)? {
+            let batch = round.batch.unwrap_or_default();
+            assert_eq!(batch.len(), round.items);
+            all += round.items_all;
+            assert_eq!(round.progress.items_processed, all);
             seen.extend(batch.iter().map(usize::to_string));
         }
         epochs.push(seen.join(" "));
@@ -272,7 +272,7 @@ fn items() -> Result<String> {
     Ok(epochs.join(";"))
 }
 
-/// For each epoch the items of each rank.
+/// Items of each rank in each epoch.
 fn epochs(argument: &str, world: usize) -> Vec<Vec<Vec<usize>>> {
     let texts = Launch::new("items", world).argument(argument).succeed();
     let ranks: Vec<Vec<Vec<usize>>> = texts
@@ -337,7 +337,7 @@ fn data_are_sharded_once() {
     epochs("stride 23 3", 3).iter().for_each(|ranks| used_once(ranks, 23));
 }
 
-/// Counts items and right answers of a validation set in which only item 0 is wrong.
+/// Counts items and right answers of a validation set in which only item 0 is answered wrongly.
 fn validation() -> Result<String> {
     let group = group()?;
     let data = Numbers::of(0..21);
@@ -350,9 +350,9 @@ fn validation() -> Result<String> {
     };
     let mut lockstep = Lockstep::new(loader.iter(), &group, Uneven::Join);
     let (mut counted, mut right) = (0, 0);
-    while let Some(turn) = lockstep.next(false)? {
-        let mine = turn.batch.unwrap_or_default().iter().filter(|item| **item != 0).count();
-        counted += turn.items_all;
+    while let Some(round) = lockstep.next(false)? {
+        let mine = round.batch.unwrap_or_default().iter().filter(|item| **item != 0).count();
+        counted += round.items_all;
         right +=
             group.all_gather_bytes(vec![mine as u8])?.iter().map(|all| usize::from(all[0])).sum::<usize>();
     }
@@ -390,9 +390,9 @@ fn broken_data() -> Result<String> {
     let (mut model, mut replica) = Replica::new(Toy::new(group.device()), &group, ReplicaOptions::new())?;
     let mut optimizer = SgdConfig::new().init();
     let mut lockstep = Lockstep::new(loader.iter(), &group, Uneven::Join);
-    while let Some(turn) = lockstep.next(false)? {
-        let batch = turn.batch.map(|batch| batch.iter().map(|item| *item as f32).collect::<Vec<_>>());
-        let reduced = replica.reduce(&model, model.micro_step(batch.as_deref(), turn.items))?;
+    while let Some(round) = lockstep.next(false)? {
+        let batch = round.batch.map(|batch| batch.iter().map(|item| *item as f32).collect::<Vec<_>>());
+        let reduced = replica.reduce(&model, model.micro_step(batch.as_deref(), round.items))?;
         model = optimizer.step(0.1, model, reduced.grads);
     }
     Ok("an epoch".into())
@@ -422,7 +422,7 @@ fn broken_data_on_one_rank_stop_all_with_the_cause() {
     }
 }
 
-/// A batcher that says where it was told to make the batch.
+/// A batcher whose batch is the name of its device.
 struct Where;
 
 impl<B: Backend> Batcher<B, usize, B::Device> for Where {

@@ -65,7 +65,7 @@ fn calls<B: Backend>(group: &ProcessGroup<B>) -> u64 {
     group.stats().total_calls()
 }
 
-/// Normalizes `[-1, 1]` on rank 0 and `[3, 5]` on the others, in the argument's element type.
+/// Normalizes `[-1, 1]` on rank 0 and `[3, 5]` on the others, in the element type that the argument names.
 fn statistics() -> Result<String> {
     let (group, sync) = group()?;
     let layer = layer::<B>(1, Some(&sync))?;
@@ -112,7 +112,7 @@ fn statistics_are_those_of_the_global_batch() {
     }
 }
 
-/// The relative error of the variance, of 300 values a rank with mean 1000 and deviation near 1.
+/// Relative error of the variance of 300 values on each rank with mean 1000 and deviation near 1.
 fn large_mean() -> Result<String> {
     let (group, sync) = group()?;
     let values = |rank: usize| -> Vec<f32> {
@@ -149,7 +149,7 @@ fn sum_on<B: AutodiffBackend<InnerBackend = I>>(sync: &SyncGroup) -> String {
         floats(w.grad(&grads).expect("a gradient"))
     };
     let mean = sync.all_reduce_sum(w.clone()) / sync.world_size() as f64;
-    // Each rank's loss counts, with its own factor.
+    // The losses of all ranks count, each with its own factor.
     let scaled = sync.all_reduce_sum(w.clone()) * (rank + 1.0);
     format!("{:?} {:?} {:?} {:?}", floats(y.clone()), gradient(y), gradient(mean), gradient(scaled))
 }
@@ -174,7 +174,7 @@ fn the_gradient_of_a_sum_over_ranks_is_the_sum_of_gradients() {
     }
 }
 
-/// Two steps, between which rank 0 alone evaluates three times.
+/// Makes two steps, between which only rank 0 evaluates, three times.
 fn evaluation() -> Result<String> {
     let (group, sync) = group()?;
     let sync = (argument() == "sync").then_some(&sync);
@@ -254,7 +254,7 @@ fn two_forwards_may_share_a_backward() {
     }
 }
 
-/// Batch mean 0 on rank 0 and 4 on rank 1; says the running mean in use and in a record.
+/// Takes a batch of mean 0 on rank 0 and 4 on rank 1; returns the running mean in use and in a record.
 fn buffers() -> Result<String> {
     let (group, _) = group()?;
     let (layer, replica) = Replica::new(layer::<B>(1, None)?, &group, ReplicaOptions::new())?;
@@ -304,10 +304,10 @@ fn equal_buffers() -> Result<String> {
     let (mean, var) = running(&layer);
     assert!(mean.iter().zip(&thirds).all(|(got, old)| *got == f64::from(*old)), "{mean:?}");
     assert!(var.iter().all(|var| *var == 3.0), "{var:?}");
-    // Now that all are equal, a comparison is all there is.
+    // All are equal now, so the second call only compares.
     replica.sync_buffers(&layer, BufferSync::Root)?;
     assert_eq!(calls(&group) - after.total_calls(), 1);
-    // What came before a synchronization does not come back with the next update.
+    // The next update continues from the synchronized state.
     layer.forward(Tensor::<B, 2>::ones([2, thirds.len()], group.device()));
     let expected = 0.9 * f64::from(thirds[0]) + 0.1;
     assert!((running(&layer).0[0] - expected).abs() < 1e-6);
@@ -338,7 +338,7 @@ fn nothing_is_sent_without_running_states_or_peers() {
     assert_eq!(Launch::new("norm: no buffers", 1).succeed(), ["0"]);
 }
 
-/// Output, gradients and running states next to those of Burn's layer, bit for bit.
+/// Compares output, gradients and running states with those of Burn's layer, bit for bit.
 fn as_burns() -> Result<String> {
     let (group, sync) = group()?;
     let x = || {
@@ -403,7 +403,7 @@ fn a_rank_fails() -> Result<String> {
 
 #[test]
 fn a_failure_in_a_forward_or_backward_pass_comes_out_of_the_reduction() {
-    // Global mean 1.75, once or twice into the running mean: what is not everybody's is not used.
+    // The running mean has moved to the global mean 1.75 once or twice, and never to a rank's own mean.
     for (when, mean) in [("forward", "running mean 0.175"), ("backward", "running mean 0.332")] {
         let outcomes = Launch::new("norm: a rank fails", 2).argument(when).run();
         outcomes[0].failed_saying(&["the batcher is broken", "rank 1", mean]);
@@ -411,7 +411,7 @@ fn a_failure_in_a_forward_or_backward_pass_comes_out_of_the_reduction() {
     }
 }
 
-/// A tensor of a backend that the group does not send.
+/// Normalizes a tensor of a backend that the group cannot send.
 fn foreign() -> Result<String> {
     let (group, sync) = group()?;
     type Other = Autodiff<NdArray>;

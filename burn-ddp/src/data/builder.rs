@@ -6,12 +6,12 @@ use burn::data::dataloader::DataLoader;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::Dataset;
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::{Error, Result};
 
 use super::loader::{Source, sharded_loader};
 use super::order::{Share, Tail};
 use super::shards::{ShardState, Shards};
 use crate::process_group::ProcessGroup;
-use burn_ddp_comm::{Error, Result};
 
 /// Builds data loaders that give each rank its part of every global batch.
 ///

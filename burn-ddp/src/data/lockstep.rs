@@ -17,12 +17,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 use serde::{Deserialize, Serialize};
 
 use super::shards::Shards;
 use crate::process_group::ProcessGroup;
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// Treatment of ranks that have more batches than others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use burn::data::dataloader::DataLoader;
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::{Error, Result};
 
 use crate::process_group::ProcessGroup;
-use burn_ddp_comm::{Error, Result};
 
 mod builder;
 mod loader;

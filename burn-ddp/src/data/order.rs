@@ -12,10 +12,9 @@
 
 use std::ops::Range;
 
+use burn_ddp_comm::collective::chunk;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-
-use burn_ddp_comm::collective::chunk;
 
 /// Treatment of the items that do not fill the last global batch (with accumulation: the last window).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

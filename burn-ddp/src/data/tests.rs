@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::Dataset;
+use burn_ddp_comm::error::panic_text;
+use burn_ddp_comm::store::MemoryStore;
+use burn_ddp_comm::{GroupOptions, Rank, RankInfo};
 use burn_flex::{Flex, FlexDevice};
 
 use super::*;
-use burn_ddp_comm::GroupOptions;
-use burn_ddp_comm::error::panic_text;
-use burn_ddp_comm::store::MemoryStore;
-use burn_ddp_comm::{Rank, RankInfo};
 
 type B = crate::Ddp<Flex>;
 type Loader = Arc<dyn DataLoader<B, Vec<usize>>>;

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::collective::chunk;
+use derive_new::new;
 
 use super::shards::{Marker, ShardState, Shards};
 use crate::process_group::ProcessGroup;
-use burn_ddp_comm::collective::chunk;
 
 /// Gives each rank a contiguous part of a loader that does **not** shuffle: rank `r` of `W` has the items
 /// `r*n/W..(r+1)*n/W` of `n`, by [`DataLoader::slice`]. Parts are disjoint, complete, and differ in length by at
@@ -137,16 +138,7 @@ impl<B: Backend, O: 'static> DataLoader<B, O> for Wrapped<B, O> {
             Sharding::Slice | Sharding::Local => Box::new(inner),
             Sharding::Stride { rank, world } => {
                 let placeholders = self.marker.0.makes_placeholders();
-                Box::new(StrideIterator {
-                    inner,
-                    rank,
-                    world,
-                    placeholders,
-                    unread: 0,
-                    ended: false,
-                    processed: 0,
-                    batch_size: 0,
-                })
+                Box::new(StrideIterator::new(inner, rank, world, placeholders))
             }
         }
     }
@@ -205,16 +197,21 @@ impl<O> DataLoaderIterator<O> for CountingIterator<'_, O> {
 }
 
 /// Every `world`-th batch of an iterator, from the `rank`-th on.
+#[derive(new)]
 struct StrideIterator<'a, O> {
     inner: CountingIterator<'a, O>,
     rank: usize,
     world: usize,
     placeholders: bool,
     /// Batches of the current global batch that this rank has not read yet.
+    #[new(default)]
     unread: usize,
+    #[new(default)]
     ended: bool,
+    #[new(default)]
     processed: usize,
     /// Items of the first batch, and so of all but the last; 0 before it is read.
+    #[new(default)]
     batch_size: usize,
 }
 

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{AsyncProcessorTraining, EventProcessorTraining, LearnerEvent, LearningComponentsTypes};
+use burn_ddp_comm::{Error, Result};
 
 use super::events::settle;
 use super::output::DdpOutput;
 use super::panics::Panics;
 use super::silent::SilentRenderer;
 use super::types::{Processor, TrainOutputOf, ValidOutputOf};
-use burn_ddp_comm::{Error, Result};
 
 /// A processor that stores the first failure of the one inside.
 pub(super) struct Ending<LC: LearningComponentsTypes> {

@@ -16,6 +16,7 @@ use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
 use burn::tensor::backend::Backend;
 use burn::train::{InferenceStep, LearnerEvent, LearningComponentsTypes, TrainOutput, TrainingItem};
+use burn_ddp_comm::{Error, Result};
 
 use super::options::{BufferPolicy, IncompleteWindow};
 use super::output::DdpOutput;
@@ -24,7 +25,6 @@ use super::types::{Inner, TrainInputOf, TrainOutputOf, ValidInputOf, ValidOutput
 use crate::data::{Lockstep, Round, Uneven};
 use crate::parameters;
 use crate::replica::MicroStep;
-use burn_ddp_comm::{Error, Result};
 
 /// A micro-step of this rank and the output of its batch, if it had one.
 type Computed<LC> = (MicroStep<<LC as LearningComponentsTypes>::Backend>, Option<TrainOutputOf<LC>>);

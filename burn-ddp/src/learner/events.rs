@@ -6,30 +6,22 @@ use std::sync::Arc;
 
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{EventProcessorTraining, LearnerEvent, LearningComponentsTypes};
+use burn_ddp_comm::Result;
+use derive_new::new;
 
 use super::panics::Panics;
 use super::types::{Processor, TrainOutputOf, ValidOutputOf};
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::Result;
 
 /// The receiver of events and the store that its metrics write to.
+#[derive(new)]
 pub(super) struct Events<LC: LearningComponentsTypes> {
     pub(super) processor: Processor<LC>,
     pub(super) store: Arc<EventStoreClient>,
-    panics: Panics,
+    pub(super) panics: Panics,
     is_root: bool,
 }
 
 impl<LC: LearningComponentsTypes> Events<LC> {
-    pub(super) fn new(
-        processor: Processor<LC>,
-        store: Arc<EventStoreClient>,
-        panics: Panics,
-        rank: Rank,
-    ) -> Self {
-        Self { processor, store, panics, is_root: rank.is_root() }
-    }
-
     /// Sends an event of the training split on rank 0; does nothing on the others.
     pub(super) fn train(&mut self, event: LearnerEvent<TrainOutputOf<LC>>) -> Result<()> {
         if !self.is_root {

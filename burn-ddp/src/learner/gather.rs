@@ -10,12 +10,12 @@
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, TensorData};
+use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
+use derive_new::new;
 use serde::{Deserialize, Serialize};
 
 use super::output::{DdpOutput, GlobalParts, Parts, RankOutput, aligned};
 use crate::process_group::ProcessGroup;
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// Burn's names of the metrics that need no gathered tensors: the loss is always global, and the others describe the
 /// machine or the schedule.
@@ -31,11 +31,13 @@ const NEED_NO_OUTPUT: [&str; 8] = [
 ];
 
 /// Gathers outputs on rank 0.
+#[derive(new)]
 pub(super) struct Outputs<G: Backend> {
     group: ProcessGroup<G>,
     /// Maximum number of bytes of tensors in a micro-step, over all ranks.
     limit: usize,
     /// Names of the registered metrics.
+    #[new(default)]
     pub(super) metrics: Vec<String>,
 }
 
@@ -52,10 +54,6 @@ struct Announcement {
 }
 
 impl<G: Backend> Outputs<G> {
-    pub(super) fn new(group: ProcessGroup<G>, limit: usize) -> Self {
-        Self { group, limit, metrics: Vec::new() }
-    }
-
     /// Returns the output of the global batch on rank 0, and `None` on the others; all ranks call it. A rank without items
     /// gives `None`.
     pub(super) fn gather<O: DdpOutput>(&self, output: Option<O>) -> Result<Option<O>> {

@@ -64,7 +64,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::train::{Learner, LearningComponentsTypes, LearningResult, SupervisedTraining, TrainingStrategy};
-
 use burn_ddp_comm::Result;
 
 mod ending;

@@ -18,7 +18,6 @@ use burn::train::{
     ClassificationOutput, ItemLazy, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
 };
 use burn_backend::Bytes;
-
 use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// Output of a step that can be joined with those of other ranks. Burn's four outputs implement it.

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::error::{Error, ErrorKind, Result, one_line, panic_text};
+use burn_ddp_comm::error::{one_line, panic_text};
+use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 
 /// Panics during a launch.
 #[derive(Clone)]

@@ -7,6 +7,7 @@
 use burn::module::Module;
 use burn::tensor::backend::Backend;
 use burn::train::{Learner, LearningComponentsTypes, TrainingComponents};
+use burn_ddp_comm::{Error, Rank, Result};
 
 use super::options::DdpStrategy;
 use super::panics::Panics;
@@ -14,8 +15,6 @@ use super::state;
 use super::types::Inner;
 use crate::parameters;
 use crate::replica::{Replica, Reproducibility, split_mix64};
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::{Error, Result};
 
 /// A learner and its replica before the first epoch.
 pub(super) struct Prepared<LC: LearningComponentsTypes> {

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use burn::train::checkpoint::CheckpointerError;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Interrupter, Learner, LearningComponentsTypes};
+use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
+use derive_new::new;
 
 use super::events::Events;
 use super::gather::Outputs;
@@ -14,59 +16,39 @@ use super::signals::StopSignals;
 use super::types::{Inner, Processor};
 use crate::nn::SyncState;
 use crate::replica::Replica;
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// State of a training from the first epoch to the last.
+#[derive(new)]
 pub(super) struct Session<'a, LC: LearningComponentsTypes> {
     pub(super) ddp: &'a DdpStrategy<Inner<LC>>,
+    #[new(value = "events.panics.clone()")]
+    pub(super) panics: Panics,
     pub(super) replica: Replica<LC::Backend>,
     pub(super) learner: Learner<LC>,
     pub(super) events: Events<LC>,
+    #[new(value = "Outputs::new(ddp.group.clone(), ddp.options.output_limit)")]
     pub(super) outputs: Outputs<Inner<LC>>,
-    pub(super) panics: Panics,
     /// Layers that communicate in their forward pass.
+    #[new(value = "ddp.group.ranks().attached()")]
     pub(super) sync: Arc<SyncState>,
     /// Micro-steps of an optimizer step.
     pub(super) accumulation: usize,
     /// Optimizer steps so far.
+    #[new(default)]
     pub(super) steps: usize,
     /// True while every weight has been the number of items that the loader counts; `None` before the first micro-step.
+    #[new(default)]
     pub(super) weight_was_items: Option<bool>,
     /// The learner before the current window, if the window may be dropped.
+    #[new(default)]
     pub(super) before_window: Option<Learner<LC>>,
     /// Set when the training begins.
+    #[new(default)]
     pub(super) signals: Option<StopSignals>,
     interrupter: Interrupter,
 }
 
-impl<'a, LC: LearningComponentsTypes> Session<'a, LC> {
-    pub(super) fn new(
-        ddp: &'a DdpStrategy<Inner<LC>>,
-        replica: Replica<LC::Backend>,
-        learner: Learner<LC>,
-        events: Events<LC>,
-        panics: Panics,
-        interrupter: Interrupter,
-        accumulation: usize,
-    ) -> Self {
-        Self {
-            ddp,
-            replica,
-            learner,
-            events,
-            outputs: Outputs::new(ddp.group.clone(), ddp.options.output_limit),
-            panics,
-            sync: ddp.group.ranks().attached(),
-            accumulation,
-            steps: 0,
-            weight_was_items: None,
-            before_window: None,
-            signals: None,
-            interrupter,
-        }
-    }
-
+impl<LC: LearningComponentsTypes> Session<'_, LC> {
     /// Drops the replica and the watch of signals, and returns the rest.
     pub(super) fn into_parts(self) -> (Learner<LC>, Processor<LC>, Arc<EventStoreClient>) {
         (self.learner, self.events.processor, self.events.store)

@@ -15,11 +15,10 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use burn_ddp_comm::{Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
-
-use burn_ddp_comm::{Error, Result};
 
 /// Minimum time between a first and a second signal: `timeout` and some schedulers send a signal twice at once.
 const SECOND_AFTER: Duration = Duration::from_millis(200);

@@ -13,10 +13,9 @@ use burn::train::checkpoint::{
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerOptimizerRecord, LearnerSchedulerRecord, LearningCheckpointer};
 use burn::train::{LearningComponentsTypes, TrainingBackend};
+use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 
 use crate::process_group::ProcessGroup;
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// Gives `learner` on every rank rank 0's optimizer state and position in the learning rate schedule; all ranks call it.
 pub(super) fn broadcast<LC: LearningComponentsTypes>(

@@ -12,6 +12,7 @@ use burn::train::{
     Interrupter, Learner, LearningCheckpointer, LearningComponentsTypes, LearningResult,
     SupervisedLearningStrategy, TrainLoader, TrainingComponents, TrainingModel, ValidLoader,
 };
+use burn_ddp_comm::{Error, Result};
 
 use super::ending::{Ending, drop_checkpointer, drop_renderer};
 use super::events::{Events, settle};
@@ -22,13 +23,12 @@ use super::prepare::{Prepared, prepare};
 use super::session::{Session, check_checkpoints};
 use super::types::{Inner, Processor, TrainOutputOf, ValidOutputOf};
 use crate::replica::Replica;
-use burn_ddp_comm::{Error, Result};
 
 /// One launch on this rank.
 pub(super) struct Strategy<LC: LearningComponentsTypes> {
     ddp: DdpStrategy<Inner<LC>>,
     panics: Panics,
-    /// Metrics that this rank's renderer was told of.
+    /// Names of the metrics that Burn registered with this rank's renderer.
     names: Arc<Mutex<Vec<String>>>,
     /// The error of the launch, which Burn's `train` has no way to return.
     pub(super) failure: Arc<Mutex<Option<Error>>>,
@@ -148,10 +148,9 @@ where
             let error = Error::config("a launch was trained twice");
             self.strategy.leave(error, event_processor)
         };
-        let events = Events::new(event_processor, event_store, panics.clone(), ddp.group.rank());
-        let (panics_of_session, stop) = (panics.clone(), interrupter.clone());
+        let events = Events::new(event_processor, event_store, panics.clone(), ddp.group.rank().is_root());
         let accumulation = grad_accumulation.unwrap_or(1);
-        let mut session = Session::new(ddp, replica, learner, events, panics_of_session, stop, accumulation);
+        let mut session = Session::new(ddp, replica, learner, events, accumulation, interrupter.clone());
         let epochs = first_epoch..=num_epochs;
         let trained = session.train(names, train, valid, epochs, &mut checkpointer, early_stopping);
         // Before the replica is dropped, which ends the group by another cause if a backward pass is incomplete.

@@ -4,13 +4,14 @@
 //! decision waits for these metrics and is then sent to the other ranks.
 
 use std::ops::RangeInclusive;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataloader::Progress;
 use burn::train::{
     CloneEarlyStoppingStrategy, LearnerEvent, LearningCheckpointer, LearningComponentsTypes, TrainLoader,
     ValidLoader,
 };
+use burn_ddp_comm::{Rank, Result};
 
 use super::options::BufferPolicy;
 use super::output::DdpOutput;
@@ -18,8 +19,6 @@ use super::session::Session;
 use super::signals::StopSignals;
 use super::types::{TrainOutputOf, ValidOutputOf};
 use crate::data::{self, ShardState};
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::Result;
 
 impl<LC> Session<'_, LC>
 where
@@ -27,7 +26,7 @@ where
     TrainOutputOf<LC>: DdpOutput,
     ValidOutputOf<LC>: DdpOutput,
 {
-    /// Trains for `epochs`, counted from 1. `names` holds the metrics that this rank's renderer was told of.
+    /// Trains for `epochs`, counted from 1. `names` holds the metrics that Burn registered with this rank's renderer.
     pub(super) fn train(
         &mut self,
         names: &Mutex<Vec<String>>,
@@ -40,14 +39,8 @@ where
         let group = &self.ddp.group;
         self.signals = Some(StopSignals::watch(self.ddp.options.signals)?);
         self.share_metric_names(names)?;
-        let train_shard = group.ranks().agree_on_error(data::sharded(&train, group, "training"))?;
-        let valid_shard = group.ranks().agree_on_error(data::sharded(&valid, group, "validation"))?;
-        for (shard, split) in [(&train_shard, "training"), (&valid_shard, "validation")] {
-            if let Some(shard) = shard {
-                data::compare(shard, group, split)?;
-            }
-        }
-        let placeholders = self.enable_placeholders(train_shard.as_deref());
+        let shards = self.check_loaders(&train, &valid)?;
+        let placeholders = self.enable_placeholders(shards[0].as_deref());
         let (train, valid) = (train.to_device(group.device()), valid.to_device(group.device()));
         if *epochs.start() > 1 {
             // Burn counts epochs by these events, and would overwrite the files of the first one.
@@ -56,7 +49,7 @@ where
         }
         let total = *epochs.end();
         for epoch in epochs {
-            for shard in [&train_shard, &valid_shard].into_iter().flatten() {
+            for shard in shards.iter().flatten() {
                 // Loaders count epochs from 0.
                 shard.set_epoch(epoch - 1);
             }
@@ -76,6 +69,25 @@ where
             }
         }
         Ok(())
+    }
+
+    /// Checks that the loaders are sharded, with equal options on all ranks.
+    fn check_loaders(
+        &self,
+        train: &TrainLoader<LC>,
+        valid: &ValidLoader<LC>,
+    ) -> Result<[Option<Arc<ShardState>>; 2]> {
+        let group = &self.ddp.group;
+        let shards = [
+            group.ranks().agree_on_error(data::sharded(train, group, "training"))?,
+            group.ranks().agree_on_error(data::sharded(valid, group, "validation"))?,
+        ];
+        for (shard, split) in shards.iter().zip(["training", "validation"]) {
+            if let Some(shard) = shard {
+                data::compare(shard, group, split)?;
+            }
+        }
+        Ok(shards)
     }
 
     /// Sends the names of the metrics from the last rank to all: rank 0 cannot list them, because its renderer is the

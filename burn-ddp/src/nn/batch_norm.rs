@@ -52,9 +52,9 @@ use burn::config::Config;
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, FloatDType, Tensor};
+use burn_ddp_comm::{Error, Result};
 
 use super::group::SyncGroup;
-use burn_ddp_comm::{Error, Result};
 
 /// Configuration of a [`SyncBatchNorm`], with the fields and defaults of Burn's `BatchNormConfig`. [`SyncGroup`] has an
 /// example.

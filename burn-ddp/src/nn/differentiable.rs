@@ -22,10 +22,9 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Tensor, TensorPrimitive};
+use burn_ddp_comm::{ReduceOp, Result};
 
 use crate::process_group::ProcessGroup;
-use burn_ddp_comm::ReduceOp;
-use burn_ddp_comm::Result;
 
 /// Kind of a collective.
 #[derive(Clone, Copy, Debug)]

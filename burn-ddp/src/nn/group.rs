@@ -13,11 +13,10 @@ use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoChe
 use burn::module::{Module, ModuleVisitor, Param, ParamId, RunningState};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
+use burn_ddp_comm::{Error, Rank, Result};
 
 use super::differentiable::{CollectiveKind, GraphCollective};
 use crate::process_group::ProcessGroup;
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::{Error, Result};
 
 /// State that the layers of a group share with the training loop; kept with the group.
 #[derive(Debug, Default)]

@@ -3,8 +3,7 @@
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{FloatDType, Shape};
-use burn_ddp_comm::DType;
-use burn_ddp_comm::Error;
+use burn_ddp_comm::{DType, Error};
 
 use crate::bucket::{BUCKET_BYTES, BucketPlan, FIRST_BUCKET_BYTES, ParamRole, ParamSpec, overlapped_cap};
 use crate::communicator::AnyTensor;

@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
-use burn_ddp_comm::{DType, ReduceOp};
-use burn_ddp_comm::{Error, ErrorKind, Result};
+use burn_ddp_comm::{DType, Error, ErrorKind, ReduceOp, Result};
 
 use super::buckets::{GradientBuckets, float_dtype};
 use crate::communicator::{AnyTensor, into_data};

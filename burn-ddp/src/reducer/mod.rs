@@ -42,8 +42,7 @@ use burn::tensor::Shape;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn_backend::TensorMetadata;
-use burn_ddp_comm::ReduceOp;
-use burn_ddp_comm::{Error, Result};
+use burn_ddp_comm::{Error, ReduceOp, Result};
 
 use crate::bucket::{BucketPlan, ParamSpec};
 use crate::process_group::ProcessGroup;

@@ -10,9 +10,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn_backend::TensorMetadata;
 
-use burn_ddp_comm::DType;
 use burn_ddp_comm::reduction::pairwise;
-use burn_ddp_comm::{Error, Result};
+use burn_ddp_comm::{DType, Error, Result};
 
 /// The order of one rank's micro-steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,7 @@
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
-use burn_ddp_comm::ReduceOp;
-use burn_ddp_comm::{Error, ErrorKind, Result};
+use burn_ddp_comm::{Error, ErrorKind, ReduceOp, Result};
 
 use super::GradientReduction;
 use super::buckets::GradientBuckets;

@@ -2,9 +2,7 @@
 
 use burn::tensor::TensorData;
 use burn::tensor::ops::{FloatTensor, FloatTensorOps};
-use burn_ddp_comm::DType;
-use burn_ddp_comm::GroupOptions;
-use burn_ddp_comm::RankInfo;
+use burn_ddp_comm::{DType, GroupOptions, RankInfo};
 use burn_flex::Flex;
 
 use super::*;

@@ -4,8 +4,7 @@ use burn::tensor::FloatDType;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn_backend::Scalar;
-use burn_ddp_comm::DType;
-use burn_ddp_comm::{Error, ErrorKind, Result};
+use burn_ddp_comm::{DType, Error, ErrorKind, Result};
 
 use super::GradientReduction;
 use crate::bucket::{ParamRole, ParamSpec};

@@ -4,8 +4,7 @@ use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::record::{BinBytesRecorder, DoublePrecisionSettings, Recorder};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::{Error, ErrorKind, Result};
+use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::bucket::{BUCKET_BYTES, BucketPlan, ParamRole, ParamSpec, first_difference};

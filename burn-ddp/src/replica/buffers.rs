@@ -5,9 +5,7 @@
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::ReduceOp;
-use burn_ddp_comm::{Error, ErrorKind, Result};
+use burn_ddp_comm::{Error, ErrorKind, Rank, ReduceOp, Result};
 
 use super::agreement::{decode, encode, hashes};
 use crate::bucket::{BUCKET_BYTES, BucketPlan};

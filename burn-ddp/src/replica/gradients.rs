@@ -6,8 +6,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_backend::{Scalar, TensorMetadata};
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::{Error, ErrorKind, Result};
+use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 
 use super::{Reduced, ReplicaOptions, Reproducibility};
 use crate::bucket::{ParamRole, ParamSpec};

@@ -2,8 +2,7 @@
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::Result;
+use burn_ddp_comm::{Rank, Result};
 
 use super::Replica;
 #[cfg(feature = "overlap")]

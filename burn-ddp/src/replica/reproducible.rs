@@ -1,7 +1,6 @@
 //! Bits that do not depend on the number of processes: order of additions, seeds, and the checks of both.
 
-use burn_ddp_comm::DType;
-use burn_ddp_comm::{Error, Result};
+use burn_ddp_comm::{DType, Error, Result};
 
 use crate::bucket::{ParamRole, ParamSpec};
 use crate::reducer::Order;

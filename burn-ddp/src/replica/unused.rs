@@ -1,8 +1,7 @@
 //! Parameters that the loss does not depend on, on some ranks or on all.
 
 use burn::tensor::backend::Backend;
-use burn_ddp_comm::Rank;
-use burn_ddp_comm::{Error, ErrorKind, Result};
+use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 
 use crate::bucket::{ParamRole, ParamSpec};
 use crate::process_group::ProcessGroup;

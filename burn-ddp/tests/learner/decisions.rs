@@ -1,4 +1,4 @@
-//! What is decided during a training, and that all ranks learn it at the same step.
+//! Decisions during a training, which take effect on all ranks at the same step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,7 +69,7 @@ fn steps(group: &ProcessGroup<G>) -> u64 {
     group.stats().calls("all_reduce")
 }
 
-/// Fifty trainings, each of which must stop after epoch 3 with the checkpoint of epoch 2.
+/// Runs fifty trainings, each of which must stop after epoch 3 with the checkpoint of epoch 2.
 fn fifty() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let mut lines = Vec::new();
@@ -100,7 +100,7 @@ fn fifty() -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// Names of the checkpoints that are there.
+/// Names of the checkpoint files.
 fn kept(artifacts: &Path) -> String {
     let mut names: Vec<_> = files(&artifacts.join("checkpoint"))
         .iter()
@@ -132,7 +132,7 @@ impl EarlyStoppingStrategy for OnRank {
     }
 }
 
-/// A strategy that fires on the rank of the argument alone.
+/// Trains with a strategy that stops on the rank of the argument only.
 fn one_sided() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let artifacts = tempfile::tempdir().expect("a folder");
@@ -150,7 +150,7 @@ fn early_stopping_is_rank_0s_decision() {
     assert_eq!(Launch::new("one-sided", 2).argument(1).succeed(), ["8", "8"]);
 }
 
-/// Calls something when it makes its n-th batch.
+/// A batcher that calls a function at its n-th batch.
 #[derive(Clone)]
 struct Watched {
     made: Arc<AtomicUsize>,
@@ -167,7 +167,7 @@ impl<B: Backend> Batcher<B, usize, Batch<B>> for Watched {
     }
 }
 
-/// Rank 1 interrupts at its third batch, or all wait there for a signal.
+/// Trains; rank 1 interrupts at its third batch, or all ranks wait there for a signal.
 fn stopped() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let artifacts = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! A failure of one rank's own code stops all, and everybody learns what and where.
+//! A failure of one rank's own code stops all ranks, and every error names the cause and the rank.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::setup::*;
 pub const CASES: &[(&str, Case)] =
     &[("broken", broken), ("foreign", foreign), ("unlike", unlike), ("no checkpoint", no_checkpoint)];
 
-/// Panics where the argument says.
+/// Panics at the place that the argument names.
 #[derive(Clone)]
 struct Broken {
     what: String,
@@ -89,7 +89,7 @@ fn broken() -> Result<String> {
     Ok(String::new())
 }
 
-/// Every rank failed soon, and `rank`'s error says `words`, as do the others' with its name.
+/// Checks that every rank failed soon, that `rank`'s error contains `words`, and that the others' contain them and its name.
 fn all_failed(start: Instant, outcomes: &[Outcome], rank: usize, words: &[&str]) {
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     let name = format!("rank {rank}");
@@ -141,7 +141,7 @@ fn an_error_of_the_training_thread_is_one_line() {
     assert!(lines.len() == 1 && lines[0].starts_with("error: the training step of rank 1"), "{lines:?}");
 }
 
-/// Loaders that are not sharded, wrapped or not.
+/// Trains with loaders that are not sharded, wrapped or not.
 fn foreign() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let artifacts = tempfile::tempdir().expect("a folder");
@@ -174,7 +174,7 @@ fn a_loader_that_is_not_sharded_is_refused_and_a_wrapped_one_is_not() {
     Launch::new("foreign", 1).succeed();
 }
 
-/// Ranks that want different trainings.
+/// Trains with options that differ between ranks.
 fn unlike() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let artifacts = tempfile::tempdir().expect("a folder");
@@ -249,7 +249,7 @@ fn checkpoints_that_cannot_be_read_or_written_are_errors_on_all_ranks() {
         ("unwritable", ["a checkpoint could not be saved", "Not a directory"]),
     ] {
         let start = Instant::now();
-        // Each rank has a folder of its own, so that nobody makes it again.
+        // Each rank has a folder of its own, so that no other rank creates it again.
         let path = folder.path().join("{rank}").join(name);
         let outcomes = Launch::new("no checkpoint", 2).argument(path.display()).run();
         all_failed(start, &outcomes, 0, &words);

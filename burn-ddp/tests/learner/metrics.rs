@@ -1,4 +1,4 @@
-//! Every number rank 0 shows is the number of the whole global batch, and only rank 0 writes.
+//! Every number that rank 0 shows is that of the whole global batch, and only rank 0 writes files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("dropout", dropout),
 ];
 
-/// Trains in the folder of the argument, with all that writes files.
+/// Trains in the folder of the argument, with everything that writes files.
 fn all_files() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let argument = argument();
@@ -52,7 +52,7 @@ fn all_files() -> Result<String> {
     Ok(String::new())
 }
 
-/// The numbers of all lines of a metric file: a value and, after the comma, how many items it counts.
+/// Numbers of all lines of a metric file: a value and, after the comma, the number of its items.
 fn values(artifacts: &Path, split: &str, epoch: usize, metric: &str) -> Vec<f64> {
     let lines = lines(artifacts, split, epoch, metric);
     lines.iter().flat_map(|line| line.split(',').map(|word| word.parse().expect("a number"))).collect()
@@ -431,7 +431,7 @@ fn all_of_burns_outputs_are_joined() {
     }
 }
 
-/// A limit that the scores of a batch do not fit into, with or without a metric that needs them.
+/// Trains with a limit below the size of a batch's scores, with or without a metric that needs them.
 fn limited() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let artifacts = tempfile::tempdir().expect("a folder");
@@ -472,7 +472,7 @@ fn dropout() -> Result<String> {
     B::seed(device, 7);
     let seed = argument().parse().expect("a seed");
     let result = training.launch_ddp(&DdpStrategy::new(&group).with_seed(seed), learner)?;
-    // What the ranks draw after it shows their streams.
+    // The numbers drawn after the training show that the streams differ.
     let drawn = Tensor::<G, 1>::random([4], burn::tensor::Distribution::Default, device).into_data();
     Ok(format!("{} {}", tell(&numbers(&result.model)), tell(&drawn.iter::<f64>().collect::<Vec<_>>())))
 }

@@ -1,4 +1,4 @@
-//! Panics in what a user hands to a training end all ranks, by their first cause.
+//! Panics in a user's data sets, batchers, steps and metrics end all ranks, and every error names the first cause.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +33,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("last words", last_words),
 ];
 
-/// Takes its time, and then panics.
+/// A metric that panics after a delay.
 #[derive(Clone)]
 struct SlowlyBroken;
 
@@ -52,7 +52,7 @@ impl Metric for SlowlyBroken {
     fn clear(&mut self) {}
 }
 
-/// Has fewer items than it says.
+/// A data set with fewer items than its length.
 struct Short(usize);
 
 impl Dataset<usize> for Short {
@@ -65,7 +65,7 @@ impl Dataset<usize> for Short {
     }
 }
 
-/// While rank 0's metric is on its way to a panic, rank 1 fails, or stops the training.
+/// Trains; before rank 0's metric panics, rank 1 fails or stops the training.
 fn two_failures() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let artifacts = tempfile::tempdir().expect("a folder");
@@ -230,7 +230,7 @@ fn a_recorder_that_panics_is_an_error_and_no_abort() {
     }
 }
 
-/// Cannot take item 14.
+/// A batcher that panics at item 14.
 #[derive(Clone)]
 struct No14;
 
@@ -241,7 +241,7 @@ impl<B: Backend> Batcher<B, usize, Batch<B>> for No14 {
     }
 }
 
-/// Loaders of Burn's own with threads, which keep the cause to themselves.
+/// Trains with Burn's own loaders, whose threads do not pass on the cause of a panic.
 fn burns_workers() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let artifacts = tempfile::tempdir().expect("a folder");
@@ -261,7 +261,7 @@ fn a_panic_in_a_thread_of_burns_loader_reaches_all_ranks_with_its_cause() {
     }
 }
 
-/// A renderer that the end of a training is too much for, as a summary into a closed pipe is for Burn's.
+/// A renderer that panics at the end of a training, as Burn's does with a summary into a closed pipe.
 struct Mute;
 
 impl burn::train::renderer::MetricsRendererTraining for Mute {

@@ -1,4 +1,4 @@
-//! What users bring along: loggers, models, norms, checkpoints, ranks without items.
+//! Parts that users bring along: loggers, models, norms, checkpoints, ranks without items.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,7 +35,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("mixed norms", mixed_norms),
 ];
 
-/// A logger that sends values elsewhere and cannot be asked for them.
+/// A logger that sends values elsewhere and cannot return them.
 struct WriteOnly {
     panics: bool,
     definitions: Arc<AtomicUsize>,
@@ -115,7 +115,7 @@ fn a_model_without_synchronized_layers_is_not_taken_for_one_that_came_before() {
     Launch::new("norms in a row", 2).succeed();
 }
 
-/// What users do with a model: a frozen layer, a constant, an `optimize` of its own.
+/// A model as users write it: a frozen layer, a constant, an `optimize` of its own.
 #[derive(Module, Debug)]
 struct Custom<B: Backend> {
     frozen: Param<Tensor<B, 2>>,
@@ -200,7 +200,7 @@ fn a_model_of_a_users_own_trains_as_on_one_process() {
     }
 }
 
-/// More ranks than items.
+/// Trains with more ranks than items.
 fn empty_slice() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let artifacts = tempfile::tempdir().expect("a folder");
@@ -255,7 +255,7 @@ fn a_resumed_training_goes_on_with_the_rate_of_the_window_that_was_dropped() {
     }
 }
 
-/// Goes on from the checkpoint of a model without a norm, with one that has a norm.
+/// Resumes from the checkpoint of a model without a norm, with one that has a norm.
 fn another_model() -> Result<String> {
     let group = ProcessGroup::<G>::from_env(&Default::default())?;
     let artifacts = tempfile::tempdir().expect("a folder");

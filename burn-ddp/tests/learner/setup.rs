@@ -93,7 +93,7 @@ pub struct Net<B: Backend> {
 }
 
 impl NetConfig {
-    /// The model whose initial weights are always the same.
+    /// Creates the model with the same initial weights in every process.
     pub fn init<B: Backend>(&self, device: &B::Device, sync: &SyncGroup) -> Result<Net<B>> {
         let norm = match self.norm.as_str() {
             "none" => None,
@@ -214,12 +214,12 @@ pub fn files(folder: &Path) -> Vec<String> {
     found
 }
 
-/// Numbers as text that loses nothing.
+/// Formats numbers as text without loss.
 pub fn tell(numbers: &[f64]) -> String {
     numbers.iter().map(|number| format!("{number:e}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Numbers of [`tell`].
+/// Parses the text of [`tell`].
 pub fn read(text: &str) -> Vec<f64> {
     text.split_whitespace().map(|word| word.parse().unwrap_or_else(|_| panic!("a number: {word}"))).collect()
 }

@@ -1,4 +1,4 @@
-//! What SIGINT and SIGTERM do during a training and after it.
+//! SIGINT and SIGTERM during a training and after it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,7 +42,7 @@ fn after_a_training_signals_do_what_they_did_before() {
     }
 }
 
-/// Makes its third batch when a signal has come, or for a long time.
+/// A batcher whose third batch takes as many milliseconds as the argument says.
 #[derive(Clone)]
 struct Slow(Arc<AtomicUsize>);
 
@@ -73,7 +73,7 @@ fn a_signal_that_comes_twice_at_once_is_one_wish_to_stop_and_a_later_one_ends_th
     ranks.wait_for_mark(0, "third");
     for _ in 0..5 {
         ranks.signal(0, Signal::TERM);
-        // One that is pending still would take the others up.
+        // A signal that is still pending would merge with the next one.
         std::thread::sleep(Duration::from_millis(5));
     }
     let outcome = ranks.wait().remove(0);

@@ -1,4 +1,4 @@
-//! N processes with synchronized normalization train what one process trains, however items are spread.
+//! N processes with synchronized normalization train what one process trains, for any distribution of the items.
 
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -19,7 +19,7 @@ const STEPS: usize = 8;
 const FEATURES: usize = 4;
 const WIDTH: usize = 6;
 
-/// Four normalizations one after and beside the other, one of them over two values a channel.
+/// A model with four normalizations in sequence and in parallel, one of them over two values a channel.
 #[derive(Module, Debug)]
 struct Model<B: Backend> {
     first: Linear<B>,
@@ -104,7 +104,7 @@ struct Item {
     y: f64,
 }
 
-/// Fixed numbers in -1..1 without any order.
+/// Pseudorandom numbers in -1..1, the same in every run.
 fn noise(index: usize) -> f64 {
     let mixed = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mixed = (mixed ^ (mixed >> 31)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -149,7 +149,7 @@ impl Setting {
         (0..count).map(|index| item(((step * 16 + rank) * 16 + micro) * 16 + index)).collect()
     }
 
-    /// How much the loss of a micro-step with so many items on one rank counts.
+    /// Weight of the loss of a micro-step of `items` items on one rank.
     fn weight(&self, items: usize) -> f64 {
         if self.spread == Spread::Unequal { items as f64 } else { 1.0 }
     }
@@ -160,7 +160,7 @@ fn item(seed: usize) -> Item {
     Item { x, y: x[0] * x[1] + 0.5 * x[2] }
 }
 
-/// The micro-step of this rank, and nothing of it if it has no items.
+/// The micro-step of this rank, empty if it has no items.
 fn micro_step<B: AutodiffBackend>(
     setting: Setting,
     model: &Model<B>,
@@ -171,7 +171,7 @@ fn micro_step<B: AutodiffBackend>(
     if items.is_empty() {
         if setting.synchronized && sync.world_size() > 1 {
             sync.set_absent(true);
-            // Any batch, even one that is no number.
+            // The placeholder may be any batch, even one of NaN.
             let placeholder = [Item { x: [f64::NAN; FEATURES], y: 0.0 }; 2];
             let _ = model.loss(&placeholder, vec![1.0; 2], &device).backward();
             sync.set_absent(false);
@@ -215,7 +215,7 @@ fn distributed<B: AutodiffBackend>(
     Ok(Values { losses, ..model.values() })
 }
 
-/// Trains in one process: on whole global micro-batches, or, where nothing is synchronized, on each rank's.
+/// Trains in one process: on whole global micro-batches, or on those of each rank if nothing is synchronized.
 fn single<B: AutodiffBackend>(setting: Setting, world_size: usize) -> Result<Values> {
     let device = Default::default();
     let group = ProcessGroup::<B::InnerBackend>::solo(&device);
