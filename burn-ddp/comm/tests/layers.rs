@@ -30,7 +30,7 @@ fn read(folder: &Path, module: &[String], files: &mut Vec<(Vec<String>, String)>
     for entry in std::fs::read_dir(folder).expect("a folder of sources") {
         let path: PathBuf = entry.expect("an entry").path();
         let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-        let inner = [module, &[name.clone()]].concat();
+        let inner = [module, std::slice::from_ref(&name)].concat();
         match name.as_str() {
             "tests" => {}
             _ if path.is_dir() => read(&path, &inner, files),
