@@ -28,8 +28,8 @@
 //! # }
 //! ```
 //!
-//! Programs that use Burn's `SupervisedTraining` call [`launch_ddp`](learner::LaunchDdp::launch_ddp) instead of `launch`:
-//! see [`learner`].
+//! Programs that use Burn's `SupervisedTraining` call [`launch_ddp`](learner::LaunchDdp::launch_ddp) instead of
+//! `launch`: see [`learner`].
 //!
 //! # Modules
 //!
@@ -47,9 +47,9 @@
 //! | [`learner`] | Burn's `SupervisedTraining` on several processes |
 //! | [`launch`] | the launcher of the package `burnrun` as a library |
 //!
-//! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, the bits of the plain loop.
-//! Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error that names it. And
-//! there is no global state, except where the process itself has it: Burn's hook into the backward pass
+//! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, the bits of the plain
+//! loop. Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error that
+//! names it. And there is no global state, except where the process itself has it: Burn's hook into the backward pass
 //! (`replica::registry`), and in [`learner`] panic hooks and signal handlers.
 //!
 //! # Features

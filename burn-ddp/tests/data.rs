@@ -146,8 +146,8 @@ fn ranks_with_different_numbers_of_batches_take_the_same_steps() {
     }
 }
 
-/// Iterates twice over streams of 5 and 4 batches that do not count items; returns the rounds, each compared with that of the
-/// other rank.
+/// Iterates twice over streams of 5 and 4 batches that do not count items; returns the rounds, each compared with that
+/// of the other rank.
 fn streams() -> Result<String> {
     let group = group()?;
     let uneven = if argument() == "join" { Uneven::Join } else { Uneven::Truncate };
@@ -231,7 +231,8 @@ fn burns(data: Numbers, batch: usize, seed: Option<u64>) -> Loader {
     .build(data)
 }
 
-/// Builds the loader that the first word of the argument names; the next words are the numbers of items and of items a batch.
+/// Builds the loader that the first word of the argument names; the next words are the numbers of items and of items a
+/// batch.
 fn loader(words: &[&str], group: &ProcessGroup<G>) -> Result<Loader> {
     let number = |at: usize| words[at].parse::<usize>().expect("a number");
     let (items, batch, rank) = (number(1), number(2), group.rank().0);

@@ -32,8 +32,8 @@
 //! | [`collective`] | algorithms over transport and shared memory, and the choice between them |
 //! | [`group`] | the communication thread, the order of operations, [`group::Work`], the seam for other engines |
 //!
-//! Nothing waits for ever: each wait has a [`deadline`], and a dead, stopped or disagreeing rank is an [`Error`] that names
-//! it. There is no global state. Ranks block; there is no async runtime.
+//! Nothing waits for ever: each wait has a [`deadline`], and a dead, stopped or disagreeing rank is an [`Error`] that
+//! names it. There is no global state. Ranks block; there is no async runtime.
 
 pub mod collective;
 pub mod control;

@@ -1,7 +1,8 @@
 //! Order of the modules of burn-ddp-comm, burn-ddp and burnrun, read from their sources.
 //!
-//! Packages enforce the order between themselves. Inside a package, a module may use only modules that stand before it in
-//! the lists below, and no two files import each other. Parent modules that re-export their children, and tests, are exempt.
+//! Packages enforce the order between themselves. Inside a package, a module may use only modules that stand before it
+//! in the lists below, and no two files import each other. Parent modules that re-export their children, and tests, are
+//! exempt.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

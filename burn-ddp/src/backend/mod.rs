@@ -1,13 +1,14 @@
 //! [`Ddp`], the backend decorator that makes a training loop data parallel.
 //!
 //! Burn is extended by decorating a backend: `Autodiff<B>` adds gradients, `Fusion<B>` adds kernel fusion, and
-//! `Autodiff<Ddp<B>>` adds the place where gradients are exchanged with the other processes. User code does not notice a
-//! decorator, because modules, optimizers and loops are generic over the backend: only the type alias changes. `Ddp` stands
+//! `Autodiff<Ddp<B>>` adds the place where gradients are exchanged with the other processes. User code does not notice
+//! a decorator, because modules, optimizers and loops are generic over the backend: only the type alias changes. `Ddp`
+//! stands
 //! *inside* `Autodiff`, where a gradient first exists as a plain tensor and nothing has read it yet.
 //!
 //! The decorator has no state and no tensors of its own: its primitives are those of `B`, and every operation is `B`'s.
-//! Without a process group a program on `Ddp<B>` computes bit for bit what it computes on `B`. So a tensor passes between
-//! `B` and `Ddp<B>` without a copy, and any backend whose data can be read can be used.
+//! Without a process group a program on `Ddp<B>` computes bit for bit what it computes on `B`. So a tensor passes
+//! between `B` and `Ddp<B>` without a copy, and any backend whose data can be read can be used.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -23,8 +24,8 @@
 //! With the feature `overlap`, `Ddp` also implements Burn's `DistributedBackend`, by which `backward()` announces each
 //! gradient as soon as it is complete (`hook.rs`).
 //!
-//! About 420 functions are forwarded, half of which have a default body in Burn, so a forgotten one would compile. The lint
-//! below turns each into an error, now and at the next version of Burn.
+//! About 420 functions are forwarded, half of which have a default body in Burn, so a forgotten one would compile. The
+//! lint below turns each into an error, now and at the next version of Burn.
 #![deny(clippy::missing_trait_methods)]
 
 #[cfg(feature = "overlap")]
@@ -111,8 +112,8 @@ impl<B: Backend> Backend for Ddp<B> {
     }
 }
 
-/// Checks at compile time that decorated GPU backends are differentiable. No test runs them, because their drivers may be
-/// absent.
+/// Checks at compile time that decorated GPU backends are differentiable. No test runs them, because their drivers may
+/// be absent.
 #[cfg(any(feature = "cuda", feature = "tch"))]
 const _: () = {
     const fn differentiable<B: burn_backend::AutodiffBackend>() {}

@@ -8,8 +8,8 @@
 //! caller's thread          Communicator::unstage   Staged -> tensors
 //! ```
 //!
-//! A collective has three stages because tensors may not travel between threads freely; only [`Staged`] crosses threads.
-//! A [`CommunicatorFactory`] makes both halves when the ranks of a group are connected.
+//! A collective has three stages because tensors may not travel between threads freely; only [`Staged`] crosses
+//! threads. A [`CommunicatorFactory`] makes both halves when the ranks of a group are connected.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::{BoolTensor, FloatTensor, IntTensor};
@@ -103,8 +103,8 @@ pub fn wire_dtype(dtype: burn::tensor::DType) -> Result<DType> {
 
 /// Turns tensors into memory an [`Engine`] can move, and back. Called on the caller's thread.
 pub trait Communicator<B: Backend>: Send + Sync + 'static {
-    /// Takes the memory out of `tensors`, for `operation`. Several tensors may become one segment. Memory for a result of
-    /// another size is allocated here, because an engine of a device cannot.
+    /// Takes the memory out of `tensors`, for `operation`. Several tensors may become one segment. Memory for a result
+    /// of another size is allocated here, because an engine of a device cannot.
     ///
     /// # Errors
     /// `Config` for tensors that cannot travel; it ends the group.
@@ -117,11 +117,12 @@ pub trait Communicator<B: Backend>: Send + Sync + 'static {
     fn unstage(&self, staged: Staged, layouts: &[Layout<B>]) -> Result<Vec<AnyTensor<B>>>;
 }
 
-/// Makes the two halves of a communicator for a group, and for each group that is split off it. Implement it to plug in a
-/// communicator; the group keeps its control channel, and a [`HostEngine`] for bytes and barriers.
+/// Makes the two halves of a communicator for a group, and for each group that is split off it. Implement it to plug in
+/// a communicator; the group keeps its control channel, and a [`HostEngine`] for bytes and barriers.
 pub trait CommunicatorFactory<B: Backend>: Send + Sync + 'static {
-    /// Makes the communicator of the connected ranks that `setup` describes, for tensors on `device`. All ranks call it, as
-    /// their last step of start-up. Until the communication thread takes `host`, ranks can exchange bytes over it.
+    /// Makes the communicator of the connected ranks that `setup` describes, for tensors on `device`. All ranks call
+    /// it, as their last step of start-up. Until the communication thread takes `host`, ranks can exchange bytes over
+    /// it.
     ///
     /// # Errors
     /// Any error ends the start-up on all ranks.

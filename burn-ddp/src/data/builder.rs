@@ -19,8 +19,8 @@ use crate::process_group::ProcessGroup;
 ///
 /// - [`batch_size`](Self::batch_size) counts the items of one micro-step over *all* ranks, so a run on two ranks
 ///   takes the same steps as a run on one.
-/// - The whole data set is shuffled in each epoch, by seed and epoch only. Each `iter()` is the next epoch, so all ranks
-///   must call it equally often.
+/// - The whole data set is shuffled in each epoch, by seed and epoch only. Each `iter()` is the next epoch, so all
+///   ranks must call it equally often.
 /// - Any number of workers gives the same batches in the same order.
 /// - The last, shorter global batch is split as evenly as possible. A rank without an item in it ends its iterator one
 ///   batch earlier; [`Lockstep`](super::Lockstep) keeps the ranks together.
@@ -70,8 +70,9 @@ pub struct DataLoaderBuilder<B: Backend, I, O> {
 }
 
 impl<B: Backend, I: 'static, O: Send + 'static> DataLoaderBuilder<B, I, O> {
-    /// Creates a builder for the ranks of `group`, whose batches are made on the group's device. `B` is the backend of the
-    /// batches: `Autodiff<Ddp<Flex>>` for training and `Ddp<Flex>` for validation, both with a group of `Ddp<Flex>`.
+    /// Creates a builder for the ranks of `group`, whose batches are made on the group's device. `B` is the backend of
+    /// the batches: `Autodiff<Ddp<Flex>>` for training and `Ddp<Flex>` for validation, both with a group of
+    /// `Ddp<Flex>`.
     pub fn new<Bt, G>(batcher: Bt, group: &ProcessGroup<G>) -> Self
     where
         Bt: Batcher<B, I, O> + 'static,
@@ -106,8 +107,8 @@ impl<B: Backend, I: 'static, O: Send + 'static> DataLoaderBuilder<B, I, O> {
         }
     }
 
-    /// Sets the number of items of one micro-step over all ranks; required. If the world size does not divide it, the first
-    /// ranks have one item more; with fewer items than ranks, the last ranks have none.
+    /// Sets the number of items of one micro-step over all ranks; required. If the world size does not divide it, the
+    /// first ranks have one item more; with fewer items than ranks, the last ranks have none.
     pub fn batch_size(self, batch_size: usize) -> Self {
         Self { batch_size: Some(batch_size), ..self }
     }
@@ -144,8 +145,8 @@ impl<B: Backend, I: 'static, O: Send + 'static> DataLoaderBuilder<B, I, O> {
         Self { pad: true, ..self }
     }
 
-    /// Sets the micro-steps of an optimizer step (default 1), which [`drop_last`](Self::drop_last) and [`pad`](Self::pad)
-    /// keep whole.
+    /// Sets the micro-steps of an optimizer step (default 1), which [`drop_last`](Self::drop_last) and
+    /// [`pad`](Self::pad) keep whole.
     pub fn accumulation(self, micro_steps: usize) -> Self {
         Self { accumulation: micro_steps, ..self }
     }
@@ -153,9 +154,9 @@ impl<B: Backend, I: 'static, O: Send + 'static> DataLoaderBuilder<B, I, O> {
     /// Builds the loader; all ranks build it with the same options and over the same data set.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) without a batch size, with a batch size or accumulation of 0, with
-    /// both [`drop_last`](Self::drop_last) and [`pad`](Self::pad), and for an epoch without items, whose cause is more likely
-    /// a wrong path than intent.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) without a batch size, with a batch size or accumulation of 0,
+    /// with both [`drop_last`](Self::drop_last) and [`pad`](Self::pad), and for an epoch without items, whose cause is
+    /// more likely a wrong path than intent.
     pub fn build<D: Dataset<I> + 'static>(self, dataset: D) -> Result<Arc<dyn DataLoader<B, O>>> {
         let items = dataset.len();
         let (batch, window, tail) = self.check(items)?;

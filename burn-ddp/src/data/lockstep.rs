@@ -109,8 +109,8 @@ type CauseOfPanic<'a> = dyn Fn(&str) -> Option<String> + 'a;
 pub struct Round<O> {
     /// This rank's batch; `None` if it has run out and others have not.
     pub batch: Option<O>,
-    /// Number of items of this rank's batch as its loader counts them, which is the weight of its micro-step: 0 without a
-    /// batch and for a placeholder, 1 for each batch of an iterator that does not count.
+    /// Number of items of this rank's batch as its loader counts them, which is the weight of its micro-step: 0 without
+    /// a batch and for a placeholder, 1 for each batch of an iterator that does not count.
     pub items: usize,
     /// Number of items of all ranks' batches.
     pub items_all: usize,
@@ -162,19 +162,19 @@ impl<'a, G: Backend, O> Lockstep<'a, G, O> {
         Self { cause_of_panic: Box::new(cause), ..self }
     }
 
-    /// Takes no batch ahead in a world of one, so that batches and steps draw from a common random stream in the order of
-    /// the plain loop. The last round is then not known as such.
+    /// Takes no batch ahead in a world of one, so that batches and steps draw from a common random stream in the order
+    /// of the plain loop. The last round is then not known as such.
     pub(crate) fn without_looking_ahead(self) -> Self {
         Self { lookahead: self.group.world_size() > 1, ..self }
     }
 
-    /// Returns the next round on all ranks, or `None` on all ranks; all ranks must call it. If any rank passes `stop`, the
-    /// returned round is the last one.
+    /// Returns the next round on all ranks, or `None` on all ranks; all ranks must call it. If any rank passes `stop`,
+    /// the returned round is the last one.
     ///
     /// # Errors
     /// - [`ErrorKind::Program`] if the iterator panics, with its message, or ends before the total of its
-    ///   [`progress`](DataLoaderIterator::progress), as Burn's loaders do if `Dataset::get` returns `None` below `len()`; the
-    ///   other ranks get it as the failure of this one;
+    ///   [`progress`](DataLoaderIterator::progress), as Burn's loaders do if `Dataset::get` returns `None` below
+    ///   `len()`; the other ranks get it as the failure of this one;
     /// - [`ErrorKind::Mismatch`] if ranks were given different [`Uneven`];
     /// - any error of the group.
     pub fn next(&mut self, stop: bool) -> Result<Option<Round<O>>> {

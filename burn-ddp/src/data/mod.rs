@@ -1,7 +1,7 @@
 //! Sharded data loaders: N processes see the global batches of one.
 //!
-//! [`DataLoaderBuilder`] takes the data set itself and is exact for any number of ranks and of loading threads. Here are 5
-//! items in batches of 4, shuffled, on 2 ranks:
+//! [`DataLoaderBuilder`] takes the data set itself and is exact for any number of ranks and of loading threads. Here
+//! are 5 items in batches of 4, shuffled, on 2 ranks:
 //!
 //! ```text
 //! data set                     0 1 2 3 4
@@ -11,9 +11,9 @@
 //! rank 1's share                   [4 1] []      no item: no batch, or a placeholder batch that counts no items
 //! ```
 //!
-//! [`slice()`], [`stride`] and [`local`] wrap a loader that exists. The result is an `Arc<dyn DataLoader>` in either case,
-//! whose type does not tell if it is sharded. The process group keeps a registry of sharded loaders, and a loader that is
-//! not registered is refused: each rank would train on all items, and no number would look wrong.
+//! [`slice()`], [`stride`] and [`local`] wrap a loader that exists. The result is an `Arc<dyn DataLoader>` in either
+//! case, whose type does not tell if it is sharded. The process group keeps a registry of sharded loaders, and a loader
+//! that is not registered is refused: each rank would train on all items, and no number would look wrong.
 //!
 //! Loaders never communicate. [`Lockstep`] keeps ranks together whose loaders have different or unknown lengths; all
 //! agreement between ranks on data is made there.
@@ -41,8 +41,8 @@ pub use wrap::{local, slice, stride};
 pub(crate) use shards::ShardState;
 use shards::Shards;
 
-/// Checks that `loader` is sharded for `group` and has the same options on all ranks; all ranks must call it. Loops of your
-/// own need it, because they could iterate a loader that gives every rank all items.
+/// Checks that `loader` is sharded for `group` and has the same options on all ranks; all ranks must call it. Loops of
+/// your own need it, because they could iterate a loader that gives every rank all items.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -57,8 +57,8 @@ use shards::Shards;
 /// ```
 ///
 /// # Errors
-/// - [`ErrorKind::Config`](crate::ErrorKind::Config) in a world of more than one rank, for a loader that this module neither
-///   built nor wrapped;
+/// - [`ErrorKind::Config`](crate::ErrorKind::Config) in a world of more than one rank, for a loader that this module
+///   neither built nor wrapped;
 /// - [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch), which names the difference and the ranks.
 pub fn verify<B: Backend, O, G: Backend>(
     loader: &Arc<dyn DataLoader<B, O>>,
@@ -70,8 +70,8 @@ pub fn verify<B: Backend, O, G: Backend>(
     }
 }
 
-/// Returns the state of a loader that is sharded for `group`; `None` for another loader in a world of one. `split` names
-/// the loader in the error, as in "training".
+/// Returns the state of a loader that is sharded for `group`; `None` for another loader in a world of one. `split`
+/// names the loader in the error, as in "training".
 ///
 /// # Errors
 /// If another loader is given in a larger world.

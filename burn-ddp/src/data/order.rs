@@ -7,8 +7,8 @@
 //! rank 1           x x       x x
 //! ```
 //!
-//! The order depends on seed and epoch only, and the world size only decides where each global batch is cut. The shuffle is
-//! written out here because a library's permutation may change with its version.
+//! The order depends on seed and epoch only, and the world size only decides where each global batch is cut. The
+//! shuffle is written out here because a library's permutation may change with its version.
 
 use std::ops::Range;
 

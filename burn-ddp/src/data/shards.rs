@@ -1,8 +1,9 @@
 //! Registry of sharded loaders, kept with the process group.
 //!
-//! Users hand a loader around as `Arc<dyn DataLoader>`, whose type does not tell if it holds all items or a rank's share.
-//! The registry maps the addresses of sharded loaders to their state. Each loader holds a [`Marker`], to which the registry
-//! has a weak reference: once the loader is dropped, another loader at the same address is not taken for it.
+//! Users hand a loader around as `Arc<dyn DataLoader>`, whose type does not tell if it holds all items or a rank's
+//! share. The registry maps the addresses of sharded loaders to their state. Each loader holds a [`Marker`], to which
+//! the registry has a weak reference: once the loader is dropped, another loader at the same address is not taken for
+//! it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -64,8 +65,8 @@ impl ShardState {
         Self { fingerprint, can_make_placeholders, epoch: epoch.into(), placeholders: false.into() }
     }
 
-    /// Sets the epoch of the next `iter()`, from which later ones continue. It has no effect on wrapped loaders, which have
-    /// an order of their own.
+    /// Sets the epoch of the next `iter()`, from which later ones continue. It has no effect on wrapped loaders, which
+    /// have an order of their own.
     pub(crate) fn set_epoch(&self, epoch: usize) {
         self.epoch.store(epoch, Ordering::Relaxed);
     }
@@ -80,8 +81,8 @@ impl ShardState {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Makes later iterations give a batch that counts no items in steps in which this rank has none. It has no effect on
-    /// loaders that cannot do so.
+    /// Makes later iterations give a batch that counts no items in steps in which this rank has none. It has no effect
+    /// on loaders that cannot do so.
     pub(crate) fn set_placeholders(&self, on: bool) {
         self.placeholders.store(on, Ordering::Relaxed);
     }

@@ -45,12 +45,12 @@ where
     wrap(loader, group.ranks().attached(), (group.rank().0, group.world_size()), Sharding::Slice)
 }
 
-/// Distributes the batches of a loader that shuffles: rank `r` of `W` uses the batches `r`, `r + W`, ..., so a global batch
-/// is `W` of the loader's batches.
+/// Distributes the batches of a loader that shuffles: rank `r` of `W` uses the batches `r`, `r + W`, ..., so a global
+/// batch is `W` of the loader's batches.
 ///
-/// All ranks must build the loader with the same seed and with **at most one worker**, because the order of Burn's batches
-/// is a race with more. Each rank makes all batches and drops those of the others, so the data work of each rank is that of
-/// a single process.
+/// All ranks must build the loader with the same seed and with **at most one worker**, because the order of Burn's
+/// batches is a race with more. Each rank makes all batches and drops those of the others, so the data work of each
+/// rank is that of a single process.
 ///
 /// [`slice()`] describes devices and loaders that are already sharded.
 pub fn stride<B, O, G>(

@@ -8,8 +8,8 @@
 //!   gather             output of the global batch -> events of rank 0
 //! ```
 //!
-//! A window is the micro-steps of one optimizer step. `Lockstep` announces the last round of the epoch, so an incomplete
-//! window is flushed in it or dropped after it.
+//! A window is the micro-steps of one optimizer step. `Lockstep` announces the last round of the epoch, so an
+//! incomplete window is flushed in it or dropped after it.
 
 use burn::data::dataloader::{DataLoader, Progress};
 use burn::module::AutodiffModule;
@@ -138,8 +138,8 @@ where
         }
     }
 
-    /// Weight of a micro-step of `items` items, if it is known before the step: the output type states that the weight is
-    /// the number of items, and no micro-step so far has contradicted it.
+    /// Weight of a micro-step of `items` items, if it is known before the step: the output type states that the weight
+    /// is the number of items, and no micro-step so far has contradicted it.
     fn weight_ahead(&self, items: usize) -> Option<f64> {
         let known = <TrainOutputOf<LC> as DdpOutput>::WEIGHT_IS_ITEMS && self.weight_was_items == Some(true);
         (known && !self.is_plain()).then_some(items as f64)
@@ -177,8 +177,8 @@ where
         Ok((if self.is_plain() { micro_step } else { micro_step.with_weight(weight) }, Some(item)))
     }
 
-    /// Runs a placeholder batch, so that `SyncBatchNorm` peers do not block. Synchronized layers move their running states
-    /// by the statistics of the other ranks, which is right; the other running states are restored.
+    /// Runs a placeholder batch, so that `SyncBatchNorm` peers do not block. Synchronized layers move their running
+    /// states by the statistics of the other ranks, which is right; the other running states are restored.
     fn run_placeholder(&mut self, batch: TrainInputOf<LC>) -> Result<()> {
         let model = self.learner.model();
         let before = parameters::states::<LC::Backend, _>(&model)?;
@@ -217,7 +217,8 @@ where
         Ok(())
     }
 
-    /// Returns the output of the global batch on rank 0. `items`, `parts` and `join` are the user's code, so it is guarded.
+    /// Returns the output of the global batch on rank 0. `items`, `parts` and `join` are the user's code, so it is
+    /// guarded.
     fn gather<O: DdpOutput>(&self, output: Option<O>, epoch: usize, iteration: usize) -> Result<Option<O>> {
         let gathered = self.panics.guard("the output", || self.outputs.gather(output));
         gathered.flatten().map_err(|error| error.context(format!("in epoch {epoch}, iteration {iteration}")))

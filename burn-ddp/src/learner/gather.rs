@@ -54,8 +54,8 @@ struct Announcement {
 }
 
 impl<G: Backend> Outputs<G> {
-    /// Returns the output of the global batch on rank 0, and `None` on the others; all ranks call it. A rank without items
-    /// gives `None`.
+    /// Returns the output of the global batch on rank 0, and `None` on the others; all ranks call it. A rank without
+    /// items gives `None`.
     pub(super) fn gather<O: DdpOutput>(&self, output: Option<O>) -> Result<Option<O>> {
         if self.group.world_size() == 1 {
             return output.map(O::alone).transpose();
@@ -94,7 +94,8 @@ impl<G: Backend> Outputs<G> {
         Ok(message)
     }
 
-    /// Returns an error that names the registered metrics that need the tensors that were not gathered, if there are any.
+    /// Returns an error that names the registered metrics that need the tensors that were not gathered, if there are
+    /// any.
     fn refuse_metrics(&self, bytes: usize) -> Result<()> {
         let concerned: Vec<_> =
             self.metrics.iter().filter(|name| !NEED_NO_OUTPUT.contains(&name.as_str())).cloned().collect();

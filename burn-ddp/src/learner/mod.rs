@@ -18,8 +18,9 @@
 //!          `- ending           metrics and checkpoints are waited for; the first error ends all ranks
 //! ```
 //!
-//! Two rules follow. Metrics, files, early stopping and the choice of a checkpoint see the global batch only, so they are
-//! the same for any number of ranks. A stop that one rank requests takes effect on all ranks after the same micro-step.
+//! Two rules follow. Metrics, files, early stopping and the choice of a checkpoint see the global batch only, so they
+//! are the same for any number of ranks. A stop that one rank requests takes effect on all ranks after the same
+//! micro-step.
 //!
 //! [`SupervisedLearningStrategy`]: burn::train::SupervisedLearningStrategy
 //!
@@ -100,7 +101,8 @@ pub trait LaunchDdp<LC: LearningComponentsTypes> {
     /// [`DdpOutput`] is a compile error that names the trait. The [module documentation](self) has an example.
     ///
     /// # Errors
-    /// - [`ErrorKind::Config`](crate::ErrorKind::Config) for loaders that are not sharded and for options that cannot work;
+    /// - [`ErrorKind::Config`](crate::ErrorKind::Config) for loaders that are not sharded and for options that cannot
+    ///   work;
     /// - [`ErrorKind::Mismatch`](crate::ErrorKind::Mismatch) for options or data that differ between ranks;
     /// - [`ErrorKind::Program`](crate::ErrorKind::Program) for a panic of the user's code, with its place and message;
     /// - [`ErrorKind::Io`](crate::ErrorKind::Io) for a checkpoint that cannot be written;

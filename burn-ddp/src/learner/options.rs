@@ -9,7 +9,8 @@ use crate::replica::{BufferSync, ReplicaOptions};
 /// Default limit on the outputs that are gathered in one micro-step: 64 MiB over all ranks.
 const OUTPUT_LIMIT: usize = 64 << 20;
 
-/// Process group and options of a training by [`launch_ddp`](super::LaunchDdp::launch_ddp); all ranks give equal options.
+/// Process group and options of a training by [`launch_ddp`](super::LaunchDdp::launch_ddp); all ranks give equal
+/// options.
 ///
 /// ```no_run
 /// use burn_ddp::data::Uneven;
@@ -93,8 +94,8 @@ impl<G: Backend> DdpStrategy<G> {
         self.with(|options| options.replica = replica)
     }
 
-    /// Sets the seed of the random streams (dropout, noise) of ranks other than 0; default 0. The streams differ between
-    /// ranks and are the same in every run. Rank 0 keeps the stream of the program.
+    /// Sets the seed of the random streams (dropout, noise) of ranks other than 0; default 0. The streams differ
+    /// between ranks and are the same in every run. Rank 0 keeps the stream of the program.
     pub fn with_seed(self, seed: u64) -> Self {
         self.with(|options| options.seed = seed)
     }
@@ -128,8 +129,8 @@ impl<G: Backend> DdpStrategy<G> {
     /// With `true` (default), SIGINT and SIGTERM stop the training on all ranks after the same micro-step, and a second
     /// signal ends the process. With `false`, signals keep their effect.
     ///
-    /// Handlers that the program registers before its first launch are called as well. A handler that it registers later
-    /// cannot keep a signal from ending the process while no launch runs.
+    /// Handlers that the program registers before its first launch are called as well. A handler that it registers
+    /// later cannot keep a signal from ending the process while no launch runs.
     pub fn with_signals(self, stop: bool) -> Self {
         self.with(|options| options.signals = stop)
     }

@@ -22,8 +22,8 @@ use burn_ddp_comm::{Error, ErrorKind, Result};
 
 /// Output of a step that can be joined with those of other ranks. Burn's four outputs implement it.
 ///
-/// An output of your own gives its tensors in [`parts`](Self::parts), in any fixed order, and takes the joined tensors in
-/// the same order in [`join`](Self::join):
+/// An output of your own gives its tensors in [`parts`](Self::parts), in any fixed order, and takes the joined tensors
+/// in the same order in [`join`](Self::join):
 ///
 /// ```
 /// use burn::tensor::{Tensor, Transaction, backend::Backend};
@@ -70,9 +70,9 @@ pub trait DdpOutput: ItemLazy + Sized {
     fn items(&self) -> usize;
 
     /// True if [`weight`](Self::weight) is always the number of items of the batch as its loader counts them; default
-    /// `false`. The weight is then known before the step, without which no gradient can be sent during the backward pass
-    /// (feature `overlap`). It is true for Burn's outputs except `SequenceOutput`. Set it for an output of your own that
-    /// keeps the default `weight` and whose batcher makes one row of each item.
+    /// `false`. The weight is then known before the step, without which no gradient can be sent during the backward
+    /// pass (feature `overlap`). It is true for Burn's outputs except `SequenceOutput`. Set it for an output of your
+    /// own that keeps the default `weight` and whose batcher makes one row of each item.
     const WEIGHT_IS_ITEMS: bool = false;
 
     /// Weight of the loss and the gradients among those of other ranks and micro-steps: the number of items (or tokens)
@@ -90,8 +90,8 @@ pub trait DdpOutput: ItemLazy + Sized {
     /// If the parts do not fit together.
     fn join(parts: GlobalParts) -> Result<Self>;
 
-    /// Does the same as [`join`](Self::join) with the parts of this output alone, for a world of one. Override it to avoid the
-    /// copy to the host.
+    /// Does the same as [`join`](Self::join) with the parts of this output alone, for a world of one. Override it to
+    /// avoid the copy to the host.
     ///
     /// # Errors
     /// Those of [`join`](Self::join).
@@ -189,7 +189,8 @@ impl GlobalParts {
         Ok(Self { items, loss, tensors, loss_only, device })
     }
 
-    /// Device on which the parts are joined. A `join` to another backend than the rank's uses the default device of that.
+    /// Device on which the parts are joined. A `join` to another backend than the rank's uses the default device of
+    /// that.
     fn device<B: Backend>(&self) -> B::Device {
         self.device.as_ref().and_then(|device| device.downcast_ref()).cloned().unwrap_or_default()
     }
@@ -205,8 +206,8 @@ impl GlobalParts {
         self.loss_only
     }
 
-    /// Returns the mean loss of the global batch once for each item, shape `[items]`: metrics that count its elements then
-    /// weigh batches by their items.
+    /// Returns the mean loss of the global batch once for each item, shape `[items]`: metrics that count its elements
+    /// then weigh batches by their items.
     ///
     /// # Errors
     /// If the parts had no loss.

@@ -1,8 +1,8 @@
 //! Panics of the user's code as errors with their cause.
 //!
 //! Steps, data sets, batchers and metrics are the user's code and have no error path, so they panic. On the training
-//! thread a panic can be caught, but only the panic hook knows its place in the source. On the metrics thread it cannot be
-//! caught at all, and the training thread finds a closed channel.
+//! thread a panic can be caught, but only the panic hook knows its place in the source. On the metrics thread it cannot
+//! be caught at all, and the training thread finds a closed channel.
 //!
 //! ```text
 //! any thread panics  -> hook: records thread, place and message
@@ -10,8 +10,8 @@
 //! other thread       -> its channel closes -> the training thread panics in a guard -> error of the first other panic
 //! ```
 //!
-//! Panic hooks belong to the process, so this is one of the places of global state. The hook holds a weak reference to its
-//! launch and passes every panic on once the launch is over.
+//! Panic hooks belong to the process, so this is one of the places of global state. The hook holds a weak reference to
+//! its launch and passes every panic on once the launch is over.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, PanicHookInfo};
@@ -131,8 +131,8 @@ impl Panics {
 }
 
 impl Record {
-    /// Adds a panic, and returns true if a guard will return it as an error. A second panic while the first unwinds (from a
-    /// destructor) ends the process instead, and then both are printed.
+    /// Adds a panic, and returns true if a guard will return it as an error. A second panic while the first unwinds
+    /// (from a destructor) ends the process instead, and then both are printed.
     fn add(&self, info: &PanicHookInfo<'_>) -> bool {
         let thread = std::thread::current();
         let panic = Panic {

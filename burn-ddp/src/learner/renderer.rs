@@ -1,9 +1,9 @@
 //! Metrics as plain lines, for logs and pipes.
 //!
 //! Burn draws metrics on a terminal; without one it prints the progress and no metric. This renderer prints both, with
-//! enough digits to compare two runs. Burn does not tell a renderer when an epoch ends. A pass over a split ends when the
-//! item count reaches a total that was announced before; without a total it ends with the first step of the next pass, or
-//! with the training.
+//! enough digits to compare two runs. Burn does not tell a renderer when an epoch ends. A pass over a split ends when
+//! the item count reaches a total that was announced before; without a total it ends with the first step of the next
+//! pass, or with the training.
 
 use std::io::{self, Write};
 
@@ -18,16 +18,16 @@ use burn::train::renderer::{
 /// Metrics of the machine, which are rank 0's alone: only outputs are gathered.
 const MACHINE_METRICS: [&str; 4] = ["CPU Usage", "CPU Temperature", "CPU Memory", "Cuda"];
 
-/// Renderer that prints one line every N training iterations, and one with the means of the whole pass at the end of each
-/// pass over a split:
+/// Renderer that prints one line every N training iterations, and one with the means of the whole pass at the end of
+/// each pass over a split:
 ///
 /// ```text
 /// epoch 1/2 | train | items 640/60000 | iteration 10 | Loss 1.83251 | Accuracy 40.6250
 /// epoch 1/2 | train | items 60000/60000 | iteration 938 | epoch mean | Loss 0.532100 | Accuracy 81.2500
 /// ```
 ///
-/// Values have six significant digits. Means of a pass are weighted by items, as in Burn's own summary. A metric that is
-/// not numeric shows its last text and has no mean. Metrics of the machine are marked `(rank 0)`.
+/// Values have six significant digits. Means of a pass are weighted by items, as in Burn's own summary. A metric that
+/// is not numeric shows its last text and has no mean. Metrics of the machine are marked `(rank 0)`.
 ///
 /// ```
 /// use burn_ddp::learner::PlainRenderer;
@@ -207,8 +207,8 @@ impl Pass {
         self.metrics[index].add(&entry, number);
     }
 
-    /// Updates the progress, and returns true if this was certainly the last step. A stream of unknown length may give the
-    /// items so far as the total, so only a total that was announced before it was reached counts.
+    /// Updates the progress, and returns true if this was certainly the last step. A stream of unknown length may give
+    /// the items so far as the total, so only a total that was announced before it was reached counts.
     fn advance(&mut self, items: Option<Progress>, iteration: Option<usize>) -> bool {
         let total = |progress: &Progress| progress.items_total;
         let announced = self.items.as_ref().filter(|before| before.items_processed < before.items_total);

@@ -91,8 +91,8 @@ impl<LC: LearningComponentsTypes> Session<'_, LC> {
     }
 }
 
-/// Returns the error of a checkpoint that could not be written. Burn's writing thread reports it only as the reason of an
-/// interruption. The reason of an interrupter that was reset belongs to an earlier training.
+/// Returns the error of a checkpoint that could not be written. Burn's writing thread reports it only as the reason of
+/// an interruption. The reason of an interrupter that was reset belongs to an earlier training.
 pub(super) fn check_checkpoints(interrupter: &Interrupter, rank: Rank) -> Result<()> {
     let reason = interrupter.get_message().filter(|_| interrupter.should_stop());
     match reason.filter(|reason| is_checkpointer_error(reason)) {

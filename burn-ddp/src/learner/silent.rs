@@ -1,7 +1,7 @@
 //! The renderer of ranks other than 0, which prints nothing.
 //!
-//! Burn starts metrics and renderer on every rank, but rank 0's numbers are those of all ranks. Without a renderer of its
-//! own a rank would get Burn's default one, which prints or takes the terminal.
+//! Burn starts metrics and renderer on every rank, but rank 0's numbers are those of all ranks. Without a renderer of
+//! its own a rank would get Burn's default one, which prints or takes the terminal.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

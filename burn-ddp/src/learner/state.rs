@@ -1,7 +1,7 @@
 //! Optimizer state and learning rate schedule of a learner, sent from rank 0 to all ranks.
 //!
-//! Burn's `Learner` gives access to neither, but it hands records of both to a checkpointer. So a checkpointer that keeps
-//! records in memory reads them, and `load_optim` and `load_scheduler` write them.
+//! Burn's `Learner` gives access to neither, but it hands records of both to a checkpointer. So a checkpointer that
+//! keeps records in memory reads them, and `load_optim` and `load_scheduler` write them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +17,8 @@ use burn_ddp_comm::{Error, ErrorKind, Rank, Result};
 
 use crate::process_group::ProcessGroup;
 
-/// Gives `learner` on every rank rank 0's optimizer state and position in the learning rate schedule; all ranks call it.
+/// Gives `learner` on every rank rank 0's optimizer state and position in the learning rate schedule; all ranks call
+/// it.
 pub(super) fn broadcast<LC: LearningComponentsTypes>(
     learner: &mut Learner<LC>,
     store: &EventStoreClient,

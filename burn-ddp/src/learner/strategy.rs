@@ -1,8 +1,8 @@
 //! The strategy that Burn calls with everything that its launch has built.
 //!
-//! [`Strategy`] prepares the learner and lets Burn's own `train` do the rest for which it is right: start and end of the
-//! events, and the summary. That `train` calls `fit` of [`Epochs`], which runs the epochs. Neither can return an error, so
-//! an error is stored in [`Strategy::failure`], and a panic without a message leaves Burn's launch.
+//! [`Strategy`] prepares the learner and lets Burn's own `train` do the rest for which it is right: start and end of
+//! the events, and the summary. That `train` calls `fit` of [`Epochs`], which runs the epochs. Neither can return an
+//! error, so an error is stored in [`Strategy::failure`], and a panic without a message leaves Burn's launch.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};

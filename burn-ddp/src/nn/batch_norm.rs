@@ -1,32 +1,32 @@
 //! Batch normalization by the statistics of the global batch.
 //!
-//! Burn's `BatchNorm` normalizes by the batch it sees, which is a rank's share of the global batch, so N processes cannot
-//! train what one does. [`SyncBatchNorm`] takes the statistics over all ranks' items.
+//! Burn's `BatchNorm` normalizes by the batch it sees, which is a rank's share of the global batch, so N processes
+//! cannot train what one does. [`SyncBatchNorm`] takes the statistics over all ranks' items.
 //!
 //! # One collective, and exact
 //!
-//! Each rank computes the mean `m_r` and the sum of squared deviations `q_r` of each channel over its `c_r` elements. The
-//! ranks gather `[m_r, q_r, c_r]`, of length `2C + 1` for `C` channels, and each combines them by Chan's formula in rank
-//! order, so that the bits are equal on all ranks:
+//! Each rank computes the mean `m_r` and the sum of squared deviations `q_r` of each channel over its `c_r` elements.
+//! The ranks gather `[m_r, q_r, c_r]`, of length `2C + 1` for `C` channels, and each combines them by Chan's formula in
+//! rank order, so that the bits are equal on all ranks:
 //!
 //! ```text
 //! c = Σ c_r     mean = Σ c_r m_r / c     var = (Σ q_r + Σ c_r (m_r - mean)²) / c
 //! ```
 //!
-//! In the backward pass the gradient of the gathered values is summed over ranks and scattered. The variance is the biased
-//! one (`/ c`), for the normalization and for the running variance, as in Burn. Deviations are taken from means that are
-//! detached from the graph: the derivative through them is zero, because `Σ (x - m) = 0`, and detaching leaves out its
-//! rounding error.
+//! In the backward pass the gradient of the gathered values is summed over ranks and scattered. The variance is the
+//! biased one (`/ c`), for the normalization and for the running variance, as in Burn. Deviations are taken from means
+//! that are detached from the graph: the derivative through them is zero, because `Σ (x - m) = 0`, and detaching leaves
+//! out its rounding error.
 //!
-//! The alternatives are worse. Sums of `x` and `x²` are one collective as well, but their difference loses all digits of the
-//! variance in f32 at mean 1000 and deviation 1. A second collective over squared deviations from the global mean is exact
-//! and costs another round trip in each direction.
+//! The alternatives are worse. Sums of `x` and `x²` are one collective as well, but their difference loses all digits
+//! of the variance in f32 at mean 1000 and deviation 1. A second collective over squared deviations from the global
+//! mean is exact and costs another round trip in each direction.
 //!
 //! # Gradient with unequal shares
 //!
-//! Let rank r have `n_r` of the `N` items, `L_r` be the mean loss of its items, and `s` the gathered statistics. The loss of
-//! the global batch is `L = Σ_r (n_r / N) L_r`. Parameters act on it through each rank's own activations and through `s`,
-//! which rank q influences by its own part `s_q`:
+//! Let rank r have `n_r` of the `N` items, `L_r` be the mean loss of its items, and `s` the gathered statistics. The
+//! loss of the global batch is `L = Σ_r (n_r / N) L_r`. Parameters act on it through each rank's own activations and
+//! through `s`, which rank q influences by its own part `s_q`:
 //!
 //! ```text
 //! dL/dθ = Σ_q (n_q / N) [ ∂L_q/∂x_q · dx_q/dθ ]  +  Σ_q [ Σ_r (n_r / N) ∂L_r/∂s_q ] · ds_q/dθ
@@ -38,15 +38,17 @@
 //! (1 / n_q) · [ Σ_r n_r ∂L_r/∂s_q ] · ds_q/dθ
 //! ```
 //!
-//! The backward pass does this: each rank multiplies the gradient of `s` by its `n_r`, the ranks sum, and each divides its
-//! part by its own `n_q`. With equal shares the factors cancel and a plain sum remains; with unequal shares a plain sum,
-//! which PyTorch takes, is wrong. Only ratios between the ranks of one micro-step enter, so the same holds for each
-//! micro-step of an accumulation window, with or without weights. A rank without items (`n_q = 0`) sends and gets zeros.
+//! The backward pass does this: each rank multiplies the gradient of `s` by its `n_r`, the ranks sum, and each divides
+//! its part by its own `n_q`. With equal shares the factors cancel and a plain sum remains; with unequal shares a plain
+//! sum, which PyTorch takes, is wrong. Only ratios between the ranks of one micro-step enter, so the same holds for
+//! each micro-step of an accumulation window, with or without weights. A rank without items (`n_q = 0`) sends and gets
+//! zeros.
 //!
-//! `n_r` is the first dimension of the layer's input. **This assumes that the loss is a mean over items, weighed by items**
-//! ([`MicroStep::with_weight`](crate::MicroStep::with_weight), as the learner does, or equal shares), and that the first
-//! dimension is in proportion to them on all ranks, as in `[items, channels, ..]` and in `[items * steps, channels]` of one
-//! length. If every rank's loss counts equally, build the layers with [`SyncGroup::with_equal_weights`].
+//! `n_r` is the first dimension of the layer's input. **This assumes that the loss is a mean over items, weighed by
+//! items** ([`MicroStep::with_weight`](crate::MicroStep::with_weight), as the learner does, or equal shares), and that
+//! the first dimension is in proportion to them on all ranks, as in `[items, channels, ..]` and in `[items * steps,
+//! channels]` of one length. If every rank's loss counts equally, build the layers with
+//! [`SyncGroup::with_equal_weights`].
 
 use burn::config::Config;
 use burn::nn::{BatchNorm, BatchNormConfig};
@@ -71,12 +73,12 @@ pub struct SyncBatchNormConfig {
 }
 
 impl SyncBatchNormConfig {
-    /// Creates a layer. With `None` it normalizes by the batch it sees, as Burn's `BatchNorm`, so that one model type serves
-    /// for both.
+    /// Creates a layer. With `None` it normalizes by the batch it sees, as Burn's `BatchNorm`, so that one model type
+    /// serves for both.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for 0 channels, and if the group cannot send tensors of `B`; the error
-    /// names both backends.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for 0 channels, and if the group cannot send tensors of `B`; the
+    /// error names both backends.
     pub fn init<B: Backend>(
         &self,
         device: &B::Device,
@@ -98,16 +100,16 @@ impl SyncBatchNormConfig {
 
 /// Batch normalization by the statistics of the global batch, over inputs of shape `[items, channels, ..]`.
 ///
-/// The layer contains Burn's `BatchNorm` and dereferences to it (`gamma`, `beta`, `running_mean`, `running_var`, `momentum`,
-/// `epsilon`); a record of either loads into the other. In training it takes the statistics of all ranks' inputs by one
-/// collective in the forward and one in the backward pass, and all ranks must call it equally often. In evaluation
-/// (`valid()`), in a world of one and without a group it is Burn's layer, bit for bit, and does not communicate. Running
-/// statistics are equal on all ranks.
+/// The layer contains Burn's `BatchNorm` and dereferences to it (`gamma`, `beta`, `running_mean`, `running_var`,
+/// `momentum`, `epsilon`); a record of either loads into the other. In training it takes the statistics of all ranks'
+/// inputs by one collective in the forward and one in the backward pass, and all ranks must call it equally often. In
+/// evaluation (`valid()`), in a world of one and without a group it is Burn's layer, bit for bit, and does not
+/// communicate. Running statistics are equal on all ranks.
 ///
-/// Gradients are those of one process on the global batch, also for unequal shares, if the loss is a mean over each rank's
-/// items and weighed by their number, the first dimension of the input. Micro-steps with the weight of their items
-/// ([`MicroStep::with_weight`](crate::MicroStep::with_weight)) and equal shares satisfy this. If every rank's loss counts
-/// equally, use [`SyncGroup::with_equal_weights`]; for a rank without items, [`SyncGroup::set_absent`].
+/// Gradients are those of one process on the global batch, also for unequal shares, if the loss is a mean over each
+/// rank's items and weighed by their number, the first dimension of the input. Micro-steps with the weight of their
+/// items ([`MicroStep::with_weight`](crate::MicroStep::with_weight)) and equal shares satisfy this. If every rank's
+/// loss counts equally, use [`SyncGroup::with_equal_weights`]; for a rank without items, [`SyncGroup::set_absent`].
 ///
 /// Half-precision inputs are normalized in f32, and the output has the dtype of the input.
 ///
@@ -166,8 +168,8 @@ impl<B: Backend> SyncBatchNorm<B> {
     }
 }
 
-/// Returns mean and biased variance `[channels]` over all ranks' inputs, and true; after an error those of this rank, and
-/// false.
+/// Returns mean and biased variance `[channels]` over all ranks' inputs, and true; after an error those of this rank,
+/// and false.
 fn statistics<B: Backend, const D: usize>(
     input: Tensor<B, D>,
     group: &SyncGroup,

@@ -9,10 +9,10 @@
 //! Gather   all_gather      [n] -> [W * n]   reduce_scatter  [W * n] -> [n]
 //! ```
 //!
-//! The backward collective runs on the thread that calls `backward()`, under the graph's lock, so it only touches tensors of
-//! the inner backend. Neither direction can return an error through Burn. A collective that fails ends the group, and the
-//! operation returns this rank's tensor unchanged. The next call that can return an error, `Replica::reduce`, returns the
-//! first cause, so no such gradient reaches an optimizer.
+//! The backward collective runs on the thread that calls `backward()`, under the graph's lock, so it only touches
+//! tensors of the inner backend. Neither direction can return an error through Burn. A collective that fails ends the
+//! group, and the operation returns this rank's tensor unchanged. The next call that can return an error,
+//! `Replica::reduce`, returns the first cause, so no such gradient reaches an optimizer.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;

@@ -1,7 +1,7 @@
 //! [`SyncGroup`]: a process group as layers hold it, without a backend type.
 //!
-//! Data flow of a collective: `Tensor<B, 1>` of any backend -> `&mut dyn Any` -> the group downcasts it to its own backend
-//! `G` or to `Autodiff<G, ..>`, runs the collective, and replaces the tensor.
+//! Data flow of a collective: `Tensor<B, 1>` of any backend -> `&mut dyn Any` -> the group downcasts it to its own
+//! backend `G` or to `Autodiff<G, ..>`, runs the collective, and replaces the tensor.
 
 use std::any::{Any, TypeId, type_name};
 use std::fmt;
@@ -49,9 +49,9 @@ impl SyncState {
 
 /// Handle to a process group for layers that communicate in their forward pass. Clones are handles to the same group.
 ///
-/// It has no backend type, so a model that is generic over its backend can hold it. The backend of a layer is checked when
-/// the layer is created: it must be the group's own backend, or `Autodiff` of it with either of Burn's checkpointing
-/// strategies.
+/// It has no backend type, so a model that is generic over its backend can hold it. The backend of a layer is checked
+/// when the layer is created: it must be the group's own backend, or `Autodiff` of it with either of Burn's
+/// checkpointing strategies.
 ///
 /// ```no_run
 /// use burn_ddp::nn::{SyncBatchNorm, SyncBatchNormConfig, SyncGroup};
@@ -84,8 +84,8 @@ impl SyncGroup {
     }
 
     /// Makes layers weigh every rank's loss equally, for micro-steps of unequal size without weights and for
-    /// [`GradientReduction::Sum`](crate::GradientReduction::Sum). By default a rank's loss is weighed by its number of items,
-    /// see [`SyncBatchNorm`](super::SyncBatchNorm).
+    /// [`GradientReduction::Sum`](crate::GradientReduction::Sum). By default a rank's loss is weighed by its number of
+    /// items, see [`SyncBatchNorm`](super::SyncBatchNorm).
     pub fn with_equal_weights(self) -> Self {
         Self { equal_weights: true, ..self }
     }
@@ -100,8 +100,8 @@ impl SyncGroup {
         self.group.world_size()
     }
 
-    /// While absent, this rank takes part in every collective of its layers, forward and backward, and contributes nothing.
-    /// In a loop of your own, a rank without items in a global batch must do so, or the others wait for it:
+    /// While absent, this rank takes part in every collective of its layers, forward and backward, and contributes
+    /// nothing. In a loop of your own, a rank without items in a global batch must do so, or the others wait for it:
     ///
     /// ```no_run
     /// # use burn::tensor::{Tensor, backend::AutodiffBackend};
@@ -116,8 +116,8 @@ impl SyncGroup {
     /// ```
     ///
     /// The setting applies to all handles to the group in this process. A backward pass uses the setting of its forward
-    /// pass. At least one rank must not be absent. Layers that do not communicate, such as a plain `BatchNorm`, move their
-    /// running states by the batch.
+    /// pass. At least one rank must not be absent. Layers that do not communicate, such as a plain `BatchNorm`, move
+    /// their running states by the batch.
     pub fn set_absent(&self, absent: bool) {
         self.state.set_absent(absent);
     }
@@ -127,16 +127,17 @@ impl SyncGroup {
         self.state.absent.load(Ordering::Relaxed)
     }
 
-    /// Returns the element-wise sum of all ranks' `tensor` on every rank, as a differentiable operation; all ranks call it
-    /// with the same shape.
+    /// Returns the element-wise sum of all ranks' `tensor` on every rank, as a differentiable operation; all ranks call
+    /// it with the same shape.
     ///
-    /// Its backward pass is the same operation: the gradient of `tensor` is the **sum** over ranks of the gradients of the
-    /// result. If every rank computes a loss from the result, every rank's gradient is that of the sum of all losses. Divide
-    /// by the world size for a mean over ranks, forward and backward. In a world of one, `tensor` is returned as it is.
+    /// Its backward pass is the same operation: the gradient of `tensor` is the **sum** over ranks of the gradients of
+    /// the result. If every rank computes a loss from the result, every rank's gradient is that of the sum of all
+    /// losses. Divide by the world size for a mean over ranks, forward and backward. In a world of one, `tensor` is
+    /// returned as it is.
     ///
-    /// A forward pass cannot return an error. If the collective fails, or if the group cannot send tensors of `B`, `tensor`
-    /// is returned unreduced and the group ends: every later call on any rank returns the first cause, and so does the next
-    /// `Replica::reduce`.
+    /// A forward pass cannot return an error. If the collective fails, or if the group cannot send tensors of `B`,
+    /// `tensor` is returned unreduced and the group ends: every later call on any rank returns the first cause, and so
+    /// does the next `Replica::reduce`.
     pub fn all_reduce_sum<B: Backend, const D: usize>(&self, tensor: Tensor<B, D>) -> Tensor<B, D> {
         if self.world_size() == 1 {
             return tensor;
@@ -145,8 +146,8 @@ impl SyncGroup {
         self.communicate(tensor.reshape([-1]), CollectiveKind::Sum, 1.0, false).0.reshape(shape)
     }
 
-    /// Returns the tensors of all ranks, one after the other, and true; after an error the other ranks' parts are zeros, and
-    /// the flag is false. `items` is the weight of this rank's loss.
+    /// Returns the tensors of all ranks, one after the other, and true; after an error the other ranks' parts are
+    /// zeros, and the flag is false. `items` is the weight of this rank's loss.
     pub(super) fn gather<B: Backend>(&self, tensor: Tensor<B, 1>, items: usize) -> (Tensor<B, 1>, bool) {
         let weight = if self.equal_weights { 1.0 } else { items as f64 };
         self.communicate(tensor, CollectiveKind::Gather, weight, items == 0)
@@ -218,8 +219,8 @@ trait AnyGroup: Send + Sync {
     fn backend(&self) -> &'static str;
     /// True if the group can send tensors of this backend.
     fn takes(&self, backend: TypeId) -> bool;
-    /// Replaces a `Tensor<_, 1>` by the result of the collective, and returns true if the collective succeeded; `None` for
-    /// a backend that it does not take.
+    /// Replaces a `Tensor<_, 1>` by the result of the collective, and returns true if the collective succeeded; `None`
+    /// for a backend that it does not take.
     fn communicate(
         &self,
         tensor: &mut dyn Any,

@@ -1,7 +1,7 @@
 //! [`SyncBatchNorm`] as a module: Burn's `BatchNorm` with a group that every copy of the module keeps.
 //!
-//! The implementation is written out because the derive would add an entry to the layer's record, and a level to the path of
-//! every parameter.
+//! The implementation is written out because the derive would add an entry to the layer's record, and a level to the
+//! path of every parameter.
 
 use std::fmt;
 use std::ops::Deref;

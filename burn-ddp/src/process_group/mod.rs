@@ -1,8 +1,8 @@
 //! The process group of tensors: a [`Group`] of ranks and the communicator that moves their tensors.
 //!
-//! Ranks, threads, order and failure are the group's ([`burn_ddp_comm::group`]); what is added here are tensors. A collective
-//! stages them on the caller's thread, queues their memory for the communication thread, and makes tensors again in
-//! [`Work::wait`]. In a world of one the tensors are returned as they are.
+//! Ranks, threads, order and failure are the group's ([`burn_ddp_comm::group`]); what is added here are tensors. A
+//! collective stages them on the caller's thread, queues their memory for the communication thread, and makes tensors
+//! again in [`Work::wait`]. In a world of one the tensors are returned as they are.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -112,8 +112,8 @@ impl<B: Backend> ProcessGroup<B> {
         Self::of((Group::solo(), None), None, device)
     }
 
-    /// A group over any store that all its ranks share; ranks listen on `address`. Tests put several ranks into one process
-    /// with it.
+    /// A group over any store that all its ranks share; ranks listen on `address`. Tests put several ranks into one
+    /// process with it.
     ///
     /// # Errors
     /// Those of [`ProcessGroup::from_env`], but for the environment's.
@@ -182,9 +182,9 @@ impl<B: Backend> ProcessGroup<B> {
         self.0.group.abort(reason);
     }
 
-    /// Leaves with the outcome of the training: after `Ok` peers read that this rank has finished, after `Err` they read the
-    /// error as a failure of this rank. Without it a rank that returns an error looks to its peers as if it had finished,
-    /// because dropping a group cannot know why.
+    /// Leaves with the outcome of the training: after `Ok` peers read that this rank has finished, after `Err` they
+    /// read the error as a failure of this rank. Without it a rank that returns an error looks to its peers as if it
+    /// had finished, because dropping a group cannot know why.
     ///
     /// # Errors
     /// `outcome`, unchanged.

@@ -1,9 +1,10 @@
 //! The compile error for an output that cannot be gathered.
 //!
-//! `metrics.rs` implements `DdpOutput` for an output of its own, except under `cfg(without_ddp_output)`. The test compiles
-//! this binary once more with that flag and checks the message. If Cargo was called for this package alone, everything below
-//! is built already, and the test takes seconds. In a build of the workspace Burn has other features, so Cargo would build
-//! Burn anew. The test therefore runs in the build with `overlap`, which is one of this package alone, and on request.
+//! `metrics.rs` implements `DdpOutput` for an output of its own, except under `cfg(without_ddp_output)`. The test
+//! compiles this binary once more with that flag and checks the message. If Cargo was called for this package alone,
+//! everything below is built already, and the test takes seconds. In a build of the workspace Burn has other features,
+//! so Cargo would build Burn anew. The test therefore runs in the build with `overlap`, which is one of this package
+//! alone, and on request.
 
 use std::path::Path;
 use std::process::Command;

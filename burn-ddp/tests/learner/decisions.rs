@@ -240,8 +240,8 @@ fn an_incomplete_window_is_flushed_or_dropped_and_never_carried_over() {
     }
 }
 
-/// `loss = mean(w * x)` from 0 with SGD and rate 0.1, x being 1 to 5 on every rank, one a micro-step, two a window; `w` at
-/// the end. The loaders are each rank's own.
+/// `loss = mean(w * x)` from 0 with SGD and rate 0.1, x being 1 to 5 on every rank, one a micro-step, two a window; `w`
+/// at the end. The loaders are each rank's own.
 fn toy() -> Result<String> {
     use crate::metrics::{Numbers, Scale};
     use burn::module::Param;

@@ -108,8 +108,8 @@ fn a_world_of_one_that_is_connected_has_the_parameters_of_one_that_is_not() {
     compare("a connected world of one", &connected, &one, &["none", "sync"]);
 }
 
-/// Trains one process on the micro-batches of `argument()` ranks: the parts of each global batch one by one, as micro-steps
-/// of the same window.
+/// Trains one process on the micro-batches of `argument()` ranks: the parts of each global batch one by one, as
+/// micro-steps of the same window.
 fn micro_batches() -> Result<String> {
     let device = Default::default();
     let group = ProcessGroup::<G>::solo(&device);

@@ -89,7 +89,8 @@ fn broken() -> Result<String> {
     Ok(String::new())
 }
 
-/// Checks that every rank failed soon, that `rank`'s error contains `words`, and that the others' contain them and its name.
+/// Checks that every rank failed soon, that `rank`'s error contains `words`, and that the others' contain them and its
+/// name.
 fn all_failed(start: Instant, outcomes: &[Outcome], rank: usize, words: &[&str]) {
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     let name = format!("rank {rank}");

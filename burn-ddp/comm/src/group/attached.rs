@@ -1,8 +1,8 @@
 //! Values that layers above keep with a group for as long as it lives.
 //!
-//! Users pass data loaders and model layers around; what these must know of each other (which loaders are sharded, whether
-//! a layer communicates) belongs to neither, and a static would mix up groups. The group keeps it without knowing what
-//! it is: one value of each type.
+//! Users pass data loaders and model layers around; what these must know of each other (which loaders are sharded,
+//! whether a layer communicates) belongs to neither, and a static would mix up groups. The group keeps it without
+//! knowing what it is: one value of each type.
 
 use std::any::{Any, TypeId};
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
-//! The collectives of a group: memory is queued for the communication thread and handed back when the work is waited for.
+//! The collectives of a group: memory is queued for the communication thread and handed back when the work is waited
+//! for.
 
 use std::any::Any;
 use std::sync::PoisonError;
@@ -14,8 +15,8 @@ use crate::operation::Operation;
 use crate::rank::Rank;
 
 impl Group {
-    /// Starts `operation` on `staged`. `finish` makes the result of the memory that comes back, on the thread that waits.
-    /// In a world of one it gets `staged` as it is.
+    /// Starts `operation` on `staged`. `finish` makes the result of the memory that comes back, on the thread that
+    /// waits. In a world of one it gets `staged` as it is.
     ///
     /// A rank that cannot take part (`staged` is an error) is out of step with its peers, which ends the group.
     pub fn submit<T>(

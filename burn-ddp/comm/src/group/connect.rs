@@ -5,8 +5,8 @@
 //!        -> heartbeats begin -> find the ranks that share this host's memory -> collectives
 //! ```
 //!
-//! Heartbeats begin on all ranks together, after the second exchange: a rank that still waits for a connection is missing,
-//! not silent.
+//! Heartbeats begin on all ranks together, after the second exchange: a rank that still waits for a connection is
+//! missing, not silent.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The lease that lets one reducer send gradient buckets while a backward pass runs.
 //!
-//! The number of buckets that leave during a backward pass depends on timing and differs between ranks. Ranks still match
-//! because the reducer that has begun sends its remaining buckets before anything else is sent. So one reducer at a time
-//! holds the lease, and from its first gradient on every other collective of the group is refused: it would meet buckets
-//! on other ranks. The refusal begins with the first gradient and not with the first bucket, so that a program that is
-//! refused is refused in every run.
+//! The number of buckets that leave during a backward pass depends on timing and differs between ranks. Ranks still
+//! match because the reducer that has begun sends its remaining buckets before anything else is sent. So one reducer at
+//! a time holds the lease, and from its first gradient on every other collective of the group is refused: it would meet
+//! buckets on other ranks. The refusal begins with the first gradient and not with the first bucket, so that a program
+//! that is refused is refused in every run.
 //!
 //! ```text
 //! free --acquire--> leased --drop--> free

@@ -9,9 +9,9 @@
 //!   control thread: heartbeats, aborts, goodbyes on connections of their own
 //! ```
 //!
-//! All collectives of a group run on one thread in the order of the calls, because equal order is what makes them match on
-//! all ranks. The caller continues and holds a [`Work`]. The first error ends the group: ranks are out of step from then
-//! on, so every later call returns that first cause instead of waiting for something that cannot come.
+//! All collectives of a group run on one thread in the order of the calls, because equal order is what makes them match
+//! on all ranks. The caller continues and holds a [`Work`]. The first error ends the group: ranks are out of step from
+//! then on, so every later call returns that first cause instead of waiting for something that cannot come.
 //!
 //! A world of one has no thread and no socket; its collectives return their input.
 //!
@@ -68,8 +68,8 @@ use lease::LeaseState;
 use stats::Counters;
 use thread::CommunicationThread;
 
-/// Ranks that communicate with each other. Clones are handles to the same group; dropping the last one says goodbye to the
-/// peers.
+/// Ranks that communicate with each other. Clones are handles to the same group; dropping the last one says goodbye to
+/// the peers.
 #[derive(Clone)]
 pub struct Group(Arc<Inner>);
 
@@ -80,8 +80,8 @@ struct Inner {
     counters: Arc<Counters>,
     /// Number of splits so far, which names the parts.
     splits: AtomicUsize,
-    /// Held by everything whose collectives run during backward passes, besides gradient buckets; shared with the groups
-    /// that this one was split into and from.
+    /// Held by everything whose collectives run during backward passes, besides gradient buckets; shared with the
+    /// groups that this one was split into and from.
     backward_users: Arc<()>,
     lease: LeaseState,
     attached: Attached,
@@ -117,8 +117,8 @@ impl Inner {
 }
 
 impl Group {
-    /// The group that the process environment describes (torchrun's variables, `BURN_DDP_*` limits). Without any of them:
-    /// a world of one.
+    /// The group that the process environment describes (torchrun's variables, `BURN_DDP_*` limits). Without any of
+    /// them: a world of one.
     ///
     /// # Errors
     /// `Config` for wrong or incomplete variables; `Timeout` for peers that do not appear within
@@ -135,10 +135,10 @@ impl Group {
         Ok(Self::with_engine(info, options, host_engine)?.0)
     }
 
-    /// The group that `info` describes, with an engine of `make`'s. `make` is called on all ranks once they are connected,
-    /// as the last step of start-up; until the communication thread takes it, the host engine is there for ranks to
-    /// exchange what the engine needs. The second value of its result is handed back; a world of one calls nothing and
-    /// hands back `None`.
+    /// The group that `info` describes, with an engine of `make`'s. `make` is called on all ranks once they are
+    /// connected, as the last step of start-up; until the communication thread takes it, the host engine is there for
+    /// ranks to exchange what the engine needs. The second value of its result is handed back; a world of one calls
+    /// nothing and hands back `None`.
     ///
     /// # Errors
     /// Those of [`Group::from_env`] and of `make`.
@@ -174,8 +174,8 @@ impl Group {
         Start::new(RankInfo::solo(), GroupOptions::new()).build(None)
     }
 
-    /// A group over any store that all its ranks share; ranks listen on `address`. Tests put several ranks into one process
-    /// with it.
+    /// A group over any store that all its ranks share; ranks listen on `address`. Tests put several ranks into one
+    /// process with it.
     ///
     /// # Errors
     /// Those of [`Group::from_env`], but for the environment's.
@@ -247,9 +247,9 @@ impl Group {
         }
     }
 
-    /// Leaves with the outcome of the program: after `Ok` peers read that this rank has finished, after `Err` they read the
-    /// error as a failure of this rank. Without it a rank that returns an error looks to its peers as if it had finished,
-    /// because dropping a group cannot know why.
+    /// Leaves with the outcome of the program: after `Ok` peers read that this rank has finished, after `Err` they read
+    /// the error as a failure of this rank. Without it a rank that returns an error looks to its peers as if it had
+    /// finished, because dropping a group cannot know why.
     ///
     /// # Errors
     /// `outcome`, unchanged.
@@ -271,9 +271,9 @@ impl Group {
         self.0.backward_users.clone()
     }
 
-    /// Whether a token of [`Group::use_in_backward`] is held, of this group or of one related to it by [`Group::split`]: a
-    /// backward pass that waits in one of them for a rank that is behind in the other may wait for ever where the device
-    /// runs one collective at a time.
+    /// Whether a token of [`Group::use_in_backward`] is held, of this group or of one related to it by
+    /// [`Group::split`]: a backward pass that waits in one of them for a rank that is behind in the other may wait for
+    /// ever where the device runs one collective at a time.
     pub fn is_used_in_backward(&self) -> bool {
         Arc::strong_count(&self.0.backward_users) > 1
     }
@@ -288,8 +288,9 @@ impl Group {
         self.0.counters.count_in_backward();
     }
 
-    /// Marks the group as broken because of `error`: gradient buckets were sent whose remainder will not be. The group ends
-    /// with the error when it is next used or left, and not at once: this rank may be leaving with a cause of its own.
+    /// Marks the group as broken because of `error`: gradient buckets were sent whose remainder will not be. The group
+    /// ends with the error when it is next used or left, and not at once: this rank may be leaving with a cause of its
+    /// own.
     pub fn break_off(&self, error: Error) {
         self.0.lease.break_off(error);
     }
@@ -318,8 +319,8 @@ impl Group {
         Err(self.barrier_then(Error::new(ErrorKind::Mismatch, message)))
     }
 
-    /// Agrees on whether any rank has found an error: for checks that mostly fail alike, so that each rank reports what it
-    /// found and not that another has failed. All ranks must call it.
+    /// Agrees on whether any rank has found an error: for checks that mostly fail alike, so that each rank reports what
+    /// it found and not that another has failed. All ranks must call it.
     ///
     /// # Errors
     /// This rank's error, or else that of the first rank that has one.

@@ -9,9 +9,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 
 impl Group {
-    /// Divides the group: ranks that give the same `color` form a new group, ordered by `key`, then by rank. All ranks must
-    /// call it; one that gives no color gets no group. The groups work independently, and the failure of one does not
-    /// end another.
+    /// Divides the group: ranks that give the same `color` form a new group, ordered by `key`, then by rank. All ranks
+    /// must call it; one that gives no color gets no group. The groups work independently, and the failure of one does
+    /// not end another.
     ///
     /// # Errors
     /// The first error of this group; `PeerFailed` naming the first rank that could not connect its part.

@@ -1,10 +1,10 @@
 //! Frames between two ranks.
 //!
 //! The collectives are the same over any [`Transport`]: loopback in tests, TCP between hosts. (Within one host ranks
-//! share memory instead: [`shm`](crate::shm).) Every transport guarantees two things. A frame carries a [`Header`] of its operation
-//! and the receiver states the header that it expects, so the first frame reveals that ranks are in different
-//! operations, before any byte of it is taken for data. And every wait ends at its deadline, or as soon as [`Liveness`]
-//! learns that the group has failed.
+//! share memory instead: [`shm`](crate::shm).) Every transport guarantees two things. A frame carries a [`Header`] of
+//! its operation and the receiver states the header that it expects, so the first frame reveals that ranks are in
+//! different operations, before any byte of it is taken for data. And every wait ends at its deadline, or as soon as
+//! [`Liveness`] learns that the group has failed.
 
 use crate::deadline::Deadline;
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! Operations of neural network modules.
 //!
-//! The result structures have the backend in their type and are rebuilt field by field, without `..`, so that a field that
-//! Burn adds is a compile error.
+//! The result structures have the backend in their type and are rebuilt field by field, without `..`, so that a field
+//! that Burn adds is a compile error.
 
 use burn_backend::{
     Backend,
