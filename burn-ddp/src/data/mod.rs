@@ -49,7 +49,9 @@ use shards::Shards;
 /// # use burn::data::dataloader::DataLoader;
 /// # use burn::tensor::{Tensor, backend::Backend};
 /// # use burn_ddp::{ProcessGroup, data};
-/// # fn check<B: Backend>(loader: Arc<dyn DataLoader<B, Tensor<B, 2>>>, group: ProcessGroup<B>) -> burn_ddp::Result<()> {
+/// # fn check<B: Backend>(
+/// #     loader: Arc<dyn DataLoader<B, Tensor<B, 2>>>, group: ProcessGroup<B>,
+/// # ) -> burn_ddp::Result<()> {
 /// let loader = data::slice(loader, &group);
 /// data::verify(&loader, &group)?;
 /// # Ok(())

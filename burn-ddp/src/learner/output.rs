@@ -63,7 +63,7 @@ use burn_ddp_comm::{Error, ErrorKind, Result};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be gathered from all ranks: it does not implement `DdpOutput`",
     label = "the output of this learner's model",
-    note = "implement `burn_ddp::learner::DdpOutput` for it (items, parts, join), for training and validation outputs alike"
+    note = "implement `burn_ddp::learner::DdpOutput` for it (items, parts, join); training and validation both need it"
 )]
 pub trait DdpOutput: ItemLazy + Sized {
     /// Number of items of the batch.

@@ -106,7 +106,9 @@ impl SyncGroup {
     /// ```no_run
     /// # use burn::tensor::{Tensor, backend::AutodiffBackend};
     /// # use burn_ddp::{MicroStep, Replica, Result, nn::{SyncBatchNorm, SyncGroup}};
-    /// # fn step<B: AutodiffBackend>(model: SyncBatchNorm<B>, replica: &mut Replica<B>, sync: SyncGroup, any_batch: Tensor<B, 2>) -> Result<()> {
+    /// # fn step<B: AutodiffBackend>(
+    /// #     model: SyncBatchNorm<B>, replica: &mut Replica<B>, sync: SyncGroup, any_batch: Tensor<B, 2>,
+    /// # ) -> Result<()> {
     /// sync.set_absent(true);
     /// let _ = model.forward(any_batch).mean().backward();
     /// sync.set_absent(false);
@@ -195,8 +197,8 @@ impl SyncGroup {
     fn foreign<B: Backend>(&self, layer: &str) -> Error {
         let backend = self.group.backend();
         Error::config(format!(
-            "{layer} on backend `{}` cannot use a group of `{backend}`: build the model on `Autodiff<{backend}>`, or the \
-             group on the inner backend of the model's",
+            "{layer} on backend `{}` cannot use a group of `{backend}`: build the model on `Autodiff<{backend}>`, or \
+             the group on the inner backend of the model's",
             type_name::<B>()
         ))
     }

@@ -1,31 +1,21 @@
 //! The compile error for an output that cannot be gathered.
 //!
-//! `metrics.rs` implements `DdpOutput` for an output of its own, except under `cfg(without_ddp_output)`. The test
-//! compiles this binary once more with that flag and checks the message. If Cargo was called for this package alone,
-//! everything below is built already, and the test takes seconds. In a build of the workspace Burn has other features,
-//! so Cargo would build Burn anew. The test therefore runs in the build with `overlap`, which is one of this package
-//! alone, and on request.
+//! `metrics.rs` implements `DdpOutput` for an output of its own, except with the feature `__without_ddp_output`. The test
+//! compiles this binary once more with that feature and checks the message. It selects the features of a build of the
+//! workspace, so that Cargo compiles this package anew and nothing below it. After a build of another selection it
+//! compiles Burn for that of the workspace, which takes minutes.
 
-use std::path::Path;
 use std::process::Command;
 
 #[test]
-#[cfg_attr(not(feature = "overlap"), ignore = "builds Burn anew, unless Cargo was called with `-p burn-ddp`")]
+#[cfg_attr(feature = "overlap", ignore = "compiles Burn without overlap; it runs in the build without that feature")]
 fn an_output_that_cannot_be_gathered_is_a_compile_error_that_names_the_trait() {
-    let features = [
-        ("train", true),
-        ("launcher", cfg!(feature = "launcher")),
-        ("overlap", cfg!(feature = "overlap")),
-        ("flex", cfg!(feature = "flex")),
-        ("ndarray", cfg!(feature = "ndarray")),
-    ];
-    let enabled = features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect::<Vec<_>>().join(",");
     let binary = std::env::current_exe().expect("this binary");
     let target = binary.ancestors().nth(3).expect("the target directory");
     let output = Command::new(env!("CARGO"))
-        .args(["rustc", "--offline", "--color", "never", "-p", "burn-ddp", "--test", "learner"])
-        .args(["--no-default-features", "--features", &enabled, "--", "--cfg", "without_ddp_output"])
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
+        .args(["test", "--no-run", "--offline", "--color", "never", "--workspace", "--test", "learner"])
+        .args(["--features", "burn-ddp/__without_ddp_output"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env("CARGO_TARGET_DIR", target)
         .output()
         .expect("cargo");

@@ -222,7 +222,7 @@ impl<B: Backend> Adaptor<Vec<f64>> for Own<B> {
 }
 
 // The test in `compile_error.rs` compiles this file without the implementation.
-#[cfg(not(without_ddp_output))]
+#[cfg(not(feature = "__without_ddp_output"))]
 impl<B: Backend> DdpOutput for Own<B> {
     fn items(&self) -> usize {
         self.numbers.dims()[0]
