@@ -20,15 +20,7 @@
 //! Without `cuda` and `tch` the crate compiles everything but the access to a backend's tensors, which is what its
 //! tests need.
 //!
-//! | variable | what it does |
-//! | --- | --- |
-//! | `BURN_DDP_COMM` | `auto`: NCCL if all ranks have it, else through host memory with a warning; `nccl`: NCCL or an error; `host` |
-//! | `BURN_DDP_NCCL_LIB` | the file of NCCL to load; otherwise `libnccl.so.2`, `libnccl.so`, then the wheel in `$VIRTUAL_ENV` and `$CONDA_PREFIX` |
-//! | `BURN_DDP_TIMEOUT` | seconds that one collective may last, NCCL's included |
-//! | `BURN_DDP_RENDEZVOUS_TIMEOUT` | seconds that start-up may last, NCCL's included |
-//! | `BURN_DDP_CONNECT_ALONE` | `1`: a world of one uses the path of several ranks, to measure what it costs |
-//! | `LOCAL_RANK`, `CUDA_VISIBLE_DEVICES` | which GPU a process drives |
-//! | `NCCL_DEBUG`, `NCCL_DEBUG_FILE` | what NCCL logs, and where; `burnrun` gives each rank a file |
+//! Environment variables are listed in `docs/launching.md` of the repository, and those of NCCL in `docs/gpus.md`.
 //!
 //! # Design
 //!
