@@ -33,7 +33,8 @@
 //! | [`group`] | the communication thread, the order of operations, [`group::Work`], the seam for other engines |
 //!
 //! Nothing waits for ever: each wait has a [`deadline`], and a dead, stopped or disagreeing rank is an [`Error`] that
-//! names it. There is no global state. Ranks block; there is no async runtime.
+//! names it. There is no global state but a counter that tells the store clients of one process apart. Ranks block;
+//! there is no async runtime.
 
 pub mod collective;
 pub mod control;

@@ -1,9 +1,9 @@
 //! The registry of the process: parameter id -> reducer of a living replica.
 //!
 //! Burn's hook into the backward pass (`backend/hook.rs`) is a function without `self`: it gets a parameter's id and
-//! its gradient. So there is one table for the process. It is the only static below the learner, holds no reducer
-//! alive, and knows no backend. An id that is not in it, or that two living replicas have registered, belongs to no
-//! reducer, and its gradient is sent after the backward pass like any other.
+//! its gradient. So there is one table for the process. It is the only static of this package below the learner, holds
+//! no reducer alive, and knows no backend. An id that is not in it, or that two living replicas have registered,
+//! belongs to no reducer, and its gradient is sent after the backward pass like any other.
 
 use std::any::Any;
 use std::collections::HashMap;

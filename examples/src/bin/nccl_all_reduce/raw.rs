@@ -5,9 +5,8 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use burn::tensor::backend::Backend;
+use burn_ddp::communicator::{Deadline, Liveness};
 use burn_ddp::{DType, Error, ErrorKind, ProcessGroup, ReduceOp, Result};
-use burn_ddp_comm::deadline::Deadline;
-use burn_ddp_comm::transport::Liveness;
 use burn_ddp_nccl::library::Library;
 use burn_ddp_nccl::{CudaStream, NcclComm, Span, UniqueId};
 use cudarc::driver::result::{
