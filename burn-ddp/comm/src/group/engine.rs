@@ -5,8 +5,6 @@
 //! [`HostEngine`](super::HostEngine) is the engine over this package's own collectives; another engine keeps one for
 //! memory of the host.
 
-use std::time::Duration;
-
 use super::memory::Staged;
 use crate::deadline::Deadline;
 use crate::environment::RankInfo;
@@ -43,11 +41,4 @@ pub struct Setup {
     pub deadline: Deadline,
     /// Cause for which the group has ended, if it has: every wait of an engine must watch it.
     pub liveness: Liveness,
-}
-
-impl Setup {
-    /// Longest duration of one collective.
-    pub fn timeout(&self) -> Duration {
-        self.options.timeout
-    }
 }

@@ -3,6 +3,15 @@
 //! Functions with a default body are forwarded as well. The default composes several operations where `B` may have one
 //! kernel, so it would be slower and could round differently.
 
+/// Writes functions that only call the function of the same name of the backend inside.
+macro_rules! forward {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $output:ty)?;)*) => {
+        $(fn $name($($argument: $type),*) $(-> $output)? {
+            B::$name($($argument),*)
+        })*
+    };
+}
+
 mod activation;
 mod bool;
 mod float;

@@ -16,117 +16,45 @@ use burn_backend::{
 use crate::backend::Ddp;
 
 impl<B: Backend> ModuleOps<Self> for Ddp<B> {
-    fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        B::embedding(weights, indices)
-    }
-
-    fn embedding_backward(
-        weights: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-    ) -> FloatTensor<Self> {
-        B::embedding_backward(weights, output_grad, indices)
-    }
-
-    fn linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-    ) -> FloatTensor<Self> {
-        B::linear(x, weight, bias)
-    }
-
-    fn linear_x_backward(weight: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        B::linear_x_backward(weight, output_grad)
-    }
-
-    fn linear_weight_backward(x: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        B::linear_weight_backward(x, output_grad)
-    }
-
-    fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        B::linear_bias_backward(output_grad)
-    }
-
-    fn conv1d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        options: ConvOptions<1>,
-    ) -> FloatTensor<Self> {
-        B::conv1d(x, weight, bias, options)
-    }
-
-    fn conv1d_x_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvOptions<1>,
-    ) -> FloatTensor<Self> {
-        B::conv1d_x_backward(x, weight, output_grad, options)
-    }
-
-    fn conv1d_weight_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvOptions<1>,
-    ) -> FloatTensor<Self> {
-        B::conv1d_weight_backward(x, weight, output_grad, options)
-    }
-
-    fn conv1d_bias_backward(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        B::conv1d_bias_backward(x, bias, output_grad)
-    }
-
-    fn conv2d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        options: ConvOptions<2>,
-    ) -> FloatTensor<Self> {
-        B::conv2d(x, weight, bias, options)
-    }
-
-    fn conv2d_x_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvOptions<2>,
-    ) -> FloatTensor<Self> {
-        B::conv2d_x_backward(x, weight, output_grad, options)
-    }
-
-    fn conv2d_weight_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvOptions<2>,
-    ) -> FloatTensor<Self> {
-        B::conv2d_weight_backward(x, weight, output_grad, options)
-    }
-
-    fn conv2d_bias_backward(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        B::conv2d_bias_backward(x, bias, output_grad)
-    }
-
-    fn deform_conv2d(
-        x: FloatTensor<Self>,
-        offset: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        mask: Option<FloatTensor<Self>>,
-        bias: Option<FloatTensor<Self>>,
-        options: DeformConvOptions<2>,
-    ) -> FloatTensor<Self> {
-        B::deform_conv2d(x, offset, weight, mask, bias, options)
+    forward! {
+        fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self>;
+        fn embedding_backward(
+            weights: FloatTensor<Self>, output_grad: FloatTensor<Self>, indices: IntTensor<Self>
+        ) -> FloatTensor<Self>;
+        fn linear(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>
+        ) -> FloatTensor<Self>;
+        fn linear_x_backward(weight: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self>;
+        fn linear_weight_backward(x: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self>;
+        fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self>;
+        fn conv1d(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, options: ConvOptions<1>
+        ) -> FloatTensor<Self>;
+        fn conv1d_x_backward(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<1>
+        ) -> FloatTensor<Self>;
+        fn conv1d_weight_backward(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<1>
+        ) -> FloatTensor<Self>;
+        fn conv1d_bias_backward(
+            x: FloatTensor<Self>, bias: FloatTensor<Self>, output_grad: FloatTensor<Self>
+        ) -> FloatTensor<Self>;
+        fn conv2d(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, options: ConvOptions<2>
+        ) -> FloatTensor<Self>;
+        fn conv2d_x_backward(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<2>
+        ) -> FloatTensor<Self>;
+        fn conv2d_weight_backward(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<2>
+        ) -> FloatTensor<Self>;
+        fn conv2d_bias_backward(
+            x: FloatTensor<Self>, bias: FloatTensor<Self>, output_grad: FloatTensor<Self>
+        ) -> FloatTensor<Self>;
+        fn deform_conv2d(
+            x: FloatTensor<Self>, offset: FloatTensor<Self>, weight: FloatTensor<Self>,
+            mask: Option<FloatTensor<Self>>, bias: Option<FloatTensor<Self>>, options: DeformConvOptions<2>
+        ) -> FloatTensor<Self>;
     }
 
     fn deform_conv2d_backward(
@@ -143,218 +71,85 @@ impl<B: Backend> ModuleOps<Self> for Ddp<B> {
         DeformConv2dBackward { x_grad, offset_grad, weight_grad, mask_grad, bias_grad }
     }
 
-    fn conv3d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        options: ConvOptions<3>,
-    ) -> FloatTensor<Self> {
-        B::conv3d(x, weight, bias, options)
-    }
-
-    fn conv3d_x_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvOptions<3>,
-    ) -> FloatTensor<Self> {
-        B::conv3d_x_backward(x, weight, output_grad, options)
-    }
-
-    fn conv3d_weight_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvOptions<3>,
-    ) -> FloatTensor<Self> {
-        B::conv3d_weight_backward(x, weight, output_grad, options)
-    }
-
-    fn conv3d_bias_backward(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        B::conv3d_bias_backward(x, bias, output_grad)
-    }
-
-    fn conv_transpose1d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        options: ConvTransposeOptions<1>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose1d(x, weight, bias, options)
-    }
-
-    fn conv_transpose1d_x_backward(
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvTransposeOptions<1>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose1d_x_backward(weight, output_grad, options)
-    }
-
-    fn conv_transpose1d_weight_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvTransposeOptions<1>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose1d_weight_backward(x, weight, output_grad, options)
-    }
-
-    fn conv_transpose1d_bias_backward(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose1d_bias_backward(x, bias, output_grad)
-    }
-
-    fn conv_transpose2d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        options: ConvTransposeOptions<2>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose2d(x, weight, bias, options)
-    }
-
-    fn conv_transpose2d_x_backward(
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvTransposeOptions<2>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose2d_x_backward(weight, output_grad, options)
-    }
-
-    fn conv_transpose2d_weight_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvTransposeOptions<2>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose2d_weight_backward(x, weight, output_grad, options)
-    }
-
-    fn conv_transpose2d_bias_backward(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose2d_bias_backward(x, bias, output_grad)
-    }
-
-    fn conv_transpose3d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        options: ConvTransposeOptions<3>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose3d(x, weight, bias, options)
-    }
-
-    fn conv_transpose3d_x_backward(
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvTransposeOptions<3>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose3d_x_backward(weight, output_grad, options)
-    }
-
-    fn conv_transpose3d_weight_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-        options: ConvTransposeOptions<3>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose3d_weight_backward(x, weight, output_grad, options)
-    }
-
-    fn conv_transpose3d_bias_backward(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        output_grad: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        B::conv_transpose3d_bias_backward(x, bias, output_grad)
-    }
-
-    fn unfold4d(x: FloatTensor<Self>, kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor<Self> {
-        B::unfold4d(x, kernel_size, options)
-    }
-
-    fn avg_pool1d(
-        x: FloatTensor<Self>,
-        kernel_size: usize,
-        stride: usize,
-        padding: usize,
-        count_include_pad: bool,
-        ceil_mode: bool,
-    ) -> FloatTensor<Self> {
-        B::avg_pool1d(x, kernel_size, stride, padding, count_include_pad, ceil_mode)
-    }
-
-    fn avg_pool1d_backward(
-        x: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        kernel_size: usize,
-        stride: usize,
-        padding: usize,
-        count_include_pad: bool,
-        ceil_mode: bool,
-    ) -> FloatTensor<Self> {
-        B::avg_pool1d_backward(x, grad, kernel_size, stride, padding, count_include_pad, ceil_mode)
-    }
-
-    fn avg_pool2d(
-        x: FloatTensor<Self>,
-        kernel_size: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-        count_include_pad: bool,
-        ceil_mode: bool,
-    ) -> FloatTensor<Self> {
-        B::avg_pool2d(x, kernel_size, stride, padding, count_include_pad, ceil_mode)
-    }
-
-    fn avg_pool2d_backward(
-        x: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        kernel_size: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-        count_include_pad: bool,
-        ceil_mode: bool,
-    ) -> FloatTensor<Self> {
-        B::avg_pool2d_backward(x, grad, kernel_size, stride, padding, count_include_pad, ceil_mode)
-    }
-
-    fn adaptive_avg_pool2d(x: FloatTensor<Self>, output_size: [usize; 2]) -> FloatTensor<Self> {
-        B::adaptive_avg_pool2d(x, output_size)
-    }
-
-    fn adaptive_avg_pool2d_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        B::adaptive_avg_pool2d_backward(x, grad)
-    }
-
-    fn adaptive_avg_pool1d(x: FloatTensor<Self>, output_size: usize) -> FloatTensor<Self> {
-        B::adaptive_avg_pool1d(x, output_size)
-    }
-
-    fn adaptive_avg_pool1d_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        B::adaptive_avg_pool1d_backward(x, grad)
-    }
-
-    fn max_pool1d(
-        x: FloatTensor<Self>,
-        kernel_size: usize,
-        stride: usize,
-        padding: usize,
-        dilation: usize,
-        ceil_mode: bool,
-    ) -> FloatTensor<Self> {
-        B::max_pool1d(x, kernel_size, stride, padding, dilation, ceil_mode)
+    forward! {
+        fn conv3d(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, options: ConvOptions<3>
+        ) -> FloatTensor<Self>;
+        fn conv3d_x_backward(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<3>
+        ) -> FloatTensor<Self>;
+        fn conv3d_weight_backward(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<3>
+        ) -> FloatTensor<Self>;
+        fn conv3d_bias_backward(
+            x: FloatTensor<Self>, bias: FloatTensor<Self>, output_grad: FloatTensor<Self>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose1d(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>,
+            options: ConvTransposeOptions<1>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose1d_x_backward(
+            weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvTransposeOptions<1>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose1d_weight_backward(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>,
+            options: ConvTransposeOptions<1>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose1d_bias_backward(
+            x: FloatTensor<Self>, bias: FloatTensor<Self>, output_grad: FloatTensor<Self>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose2d(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>,
+            options: ConvTransposeOptions<2>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose2d_x_backward(
+            weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvTransposeOptions<2>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose2d_weight_backward(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>,
+            options: ConvTransposeOptions<2>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose2d_bias_backward(
+            x: FloatTensor<Self>, bias: FloatTensor<Self>, output_grad: FloatTensor<Self>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose3d(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>,
+            options: ConvTransposeOptions<3>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose3d_x_backward(
+            weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvTransposeOptions<3>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose3d_weight_backward(
+            x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>,
+            options: ConvTransposeOptions<3>
+        ) -> FloatTensor<Self>;
+        fn conv_transpose3d_bias_backward(
+            x: FloatTensor<Self>, bias: FloatTensor<Self>, output_grad: FloatTensor<Self>
+        ) -> FloatTensor<Self>;
+        fn unfold4d(x: FloatTensor<Self>, kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor<Self>;
+        fn avg_pool1d(
+            x: FloatTensor<Self>, kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool,
+            ceil_mode: bool
+        ) -> FloatTensor<Self>;
+        fn avg_pool1d_backward(
+            x: FloatTensor<Self>, grad: FloatTensor<Self>, kernel_size: usize, stride: usize, padding: usize,
+            count_include_pad: bool, ceil_mode: bool
+        ) -> FloatTensor<Self>;
+        fn avg_pool2d(
+            x: FloatTensor<Self>, kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2],
+            count_include_pad: bool, ceil_mode: bool
+        ) -> FloatTensor<Self>;
+        fn avg_pool2d_backward(
+            x: FloatTensor<Self>, grad: FloatTensor<Self>, kernel_size: [usize; 2], stride: [usize; 2],
+            padding: [usize; 2], count_include_pad: bool, ceil_mode: bool
+        ) -> FloatTensor<Self>;
+        fn adaptive_avg_pool2d(x: FloatTensor<Self>, output_size: [usize; 2]) -> FloatTensor<Self>;
+        fn adaptive_avg_pool2d_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+        fn adaptive_avg_pool1d(x: FloatTensor<Self>, output_size: usize) -> FloatTensor<Self>;
+        fn adaptive_avg_pool1d_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+        fn max_pool1d(
+            x: FloatTensor<Self>, kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool
+        ) -> FloatTensor<Self>;
     }
 
     fn max_pool1d_with_indices(
@@ -393,15 +188,11 @@ impl<B: Backend> ModuleOps<Self> for Ddp<B> {
         MaxPool1dBackward { x_grad }
     }
 
-    fn max_pool2d(
-        x: FloatTensor<Self>,
-        kernel_size: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-        dilation: [usize; 2],
-        ceil_mode: bool,
-    ) -> FloatTensor<Self> {
-        B::max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
+    forward! {
+        fn max_pool2d(
+            x: FloatTensor<Self>, kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2],
+            dilation: [usize; 2], ceil_mode: bool
+        ) -> FloatTensor<Self>;
     }
 
     fn max_pool2d_with_indices(
@@ -440,82 +231,30 @@ impl<B: Backend> ModuleOps<Self> for Ddp<B> {
         MaxPool2dBackward { x_grad }
     }
 
-    fn interpolate(
-        x: FloatTensor<Self>,
-        output_size: [usize; 2],
-        options: InterpolateOptions,
-    ) -> FloatTensor<Self> {
-        B::interpolate(x, output_size, options)
-    }
-
-    fn interpolate_backward(
-        x: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        output_size: [usize; 2],
-        options: InterpolateOptions,
-    ) -> FloatTensor<Self> {
-        B::interpolate_backward(x, grad, output_size, options)
-    }
-
-    fn attention(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        mask: Option<BoolTensor<Self>>,
-        attn_bias: Option<FloatTensor<Self>>,
-        options: AttentionModuleOptions,
-    ) -> FloatTensor<Self> {
-        B::attention(query, key, value, mask, attn_bias, options)
-    }
-
-    fn layer_norm(
-        tensor: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: Option<FloatTensor<Self>>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        B::layer_norm(tensor, gamma, beta, epsilon)
-    }
-
-    fn ctc_loss(
-        log_probs: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        input_lengths: IntTensor<Self>,
-        target_lengths: IntTensor<Self>,
-        blank: usize,
-    ) -> FloatTensor<Self> {
-        B::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank)
-    }
-
-    fn has_ctc_loss_backward() -> bool {
-        B::has_ctc_loss_backward()
-    }
-
-    fn ctc_loss_backward(
-        log_probs: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        input_lengths: IntTensor<Self>,
-        target_lengths: IntTensor<Self>,
-        grad_loss: FloatTensor<Self>,
-        blank: usize,
-    ) -> FloatTensor<Self> {
-        B::ctc_loss_backward(log_probs, targets, input_lengths, target_lengths, grad_loss, blank)
-    }
-
-    fn rfft(
-        signal: FloatTensor<Self>,
-        dim: usize,
-        n: Option<usize>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        B::rfft(signal, dim, n)
-    }
-
-    fn irfft(
-        spectrum_re: FloatTensor<Self>,
-        spectrum_im: FloatTensor<Self>,
-        dim: usize,
-        n: Option<usize>,
-    ) -> FloatTensor<Self> {
-        B::irfft(spectrum_re, spectrum_im, dim, n)
+    forward! {
+        fn interpolate(x: FloatTensor<Self>, output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor<Self>;
+        fn interpolate_backward(
+            x: FloatTensor<Self>, grad: FloatTensor<Self>, output_size: [usize; 2], options: InterpolateOptions
+        ) -> FloatTensor<Self>;
+        fn attention(
+            query: FloatTensor<Self>, key: FloatTensor<Self>, value: FloatTensor<Self>,
+            mask: Option<BoolTensor<Self>>, attn_bias: Option<FloatTensor<Self>>, options: AttentionModuleOptions
+        ) -> FloatTensor<Self>;
+        fn layer_norm(
+            tensor: FloatTensor<Self>, gamma: FloatTensor<Self>, beta: Option<FloatTensor<Self>>, epsilon: f64
+        ) -> FloatTensor<Self>;
+        fn ctc_loss(
+            log_probs: FloatTensor<Self>, targets: IntTensor<Self>, input_lengths: IntTensor<Self>,
+            target_lengths: IntTensor<Self>, blank: usize
+        ) -> FloatTensor<Self>;
+        fn has_ctc_loss_backward() -> bool;
+        fn ctc_loss_backward(
+            log_probs: FloatTensor<Self>, targets: IntTensor<Self>, input_lengths: IntTensor<Self>,
+            target_lengths: IntTensor<Self>, grad_loss: FloatTensor<Self>, blank: usize
+        ) -> FloatTensor<Self>;
+        fn rfft(signal: FloatTensor<Self>, dim: usize, n: Option<usize>) -> (FloatTensor<Self>, FloatTensor<Self>);
+        fn irfft(
+            spectrum_re: FloatTensor<Self>, spectrum_im: FloatTensor<Self>, dim: usize, n: Option<usize>
+        ) -> FloatTensor<Self>;
     }
 }

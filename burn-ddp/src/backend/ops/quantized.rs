@@ -18,8 +18,8 @@ use super::{from_inner, to_inner};
 use crate::backend::Ddp;
 
 impl<B: Backend> QTensorOps<Self> for Ddp<B> {
-    fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
-        B::q_from_data(data, device)
+    forward! {
+        fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self>;
     }
 
     fn quantize(
@@ -30,24 +30,12 @@ impl<B: Backend> QTensorOps<Self> for Ddp<B> {
         B::quantize(tensor, scheme, QuantizationParametersPrimitive { scales: qparams.scales })
     }
 
-    fn quantize_dynamic(tensor: FloatTensor<Self>, scheme: &QuantScheme) -> QuantizedTensor<Self> {
-        B::quantize_dynamic(tensor, scheme)
-    }
-
-    fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        B::dequantize(tensor, dtype)
-    }
-
-    fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {
-        B::q_device(tensor)
-    }
-
-    fn q_to_device(tensor: QuantizedTensor<Self>, device: &Device<Self>) -> QuantizedTensor<Self> {
-        B::q_to_device(tensor, device)
-    }
-
-    fn q_reshape(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self> {
-        B::q_reshape(tensor, shape)
+    forward! {
+        fn quantize_dynamic(tensor: FloatTensor<Self>, scheme: &QuantScheme) -> QuantizedTensor<Self>;
+        fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
+        fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self>;
+        fn q_to_device(tensor: QuantizedTensor<Self>, device: &Device<Self>) -> QuantizedTensor<Self>;
+        fn q_reshape(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self>;
     }
 
     fn q_into_data(
@@ -56,60 +44,19 @@ impl<B: Backend> QTensorOps<Self> for Ddp<B> {
         B::q_into_data(tensor)
     }
 
-    fn q_detach(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self> {
-        B::q_detach(tensor)
-    }
-
-    fn q_set_require_grad(tensor: QuantizedTensor<Self>, require_grad: bool) -> QuantizedTensor<Self> {
-        B::q_set_require_grad(tensor, require_grad)
-    }
-
-    fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool {
-        B::q_is_require_grad(tensor)
-    }
-
-    fn q_expand(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self> {
-        B::q_expand(tensor, shape)
-    }
-
-    fn q_transpose(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self> {
-        B::q_transpose(tensor)
-    }
-
-    fn q_swap_dims(tensor: QuantizedTensor<Self>, dim1: usize, dim2: usize) -> QuantizedTensor<Self> {
-        B::q_swap_dims(tensor, dim1, dim2)
-    }
-
-    fn q_permute(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self> {
-        B::q_permute(tensor, axes)
-    }
-
-    fn q_flip(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self> {
-        B::q_flip(tensor, axes)
-    }
-
-    fn q_select(
-        tensor: QuantizedTensor<Self>,
-        dim: usize,
-        indices: IntTensor<Self>,
-    ) -> QuantizedTensor<Self> {
-        B::q_select(tensor, dim, indices)
-    }
-
-    fn q_slice(tensor: QuantizedTensor<Self>, slices: &[Slice]) -> QuantizedTensor<Self> {
-        B::q_slice(tensor, slices)
-    }
-
-    fn q_gather(
-        dim: usize,
-        tensor: QuantizedTensor<Self>,
-        indices: IntTensor<Self>,
-    ) -> QuantizedTensor<Self> {
-        B::q_gather(dim, tensor, indices)
-    }
-
-    fn q_repeat_dim(tensor: QuantizedTensor<Self>, dim: usize, times: usize) -> QuantizedTensor<Self> {
-        B::q_repeat_dim(tensor, dim, times)
+    forward! {
+        fn q_detach(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
+        fn q_set_require_grad(tensor: QuantizedTensor<Self>, require_grad: bool) -> QuantizedTensor<Self>;
+        fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool;
+        fn q_expand(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self>;
+        fn q_transpose(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
+        fn q_swap_dims(tensor: QuantizedTensor<Self>, dim1: usize, dim2: usize) -> QuantizedTensor<Self>;
+        fn q_permute(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self>;
+        fn q_flip(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self>;
+        fn q_select(tensor: QuantizedTensor<Self>, dim: usize, indices: IntTensor<Self>) -> QuantizedTensor<Self>;
+        fn q_slice(tensor: QuantizedTensor<Self>, slices: &[Slice]) -> QuantizedTensor<Self>;
+        fn q_gather(dim: usize, tensor: QuantizedTensor<Self>, indices: IntTensor<Self>) -> QuantizedTensor<Self>;
+        fn q_repeat_dim(tensor: QuantizedTensor<Self>, dim: usize, times: usize) -> QuantizedTensor<Self>;
     }
 
     fn q_add(lhs: QuantizedTensor<Self>, rhs: QuantizedTensor<Self>) -> TensorPrimitive<Self> {
@@ -240,8 +187,8 @@ impl<B: Backend> QTensorOps<Self> for Ddp<B> {
         from_inner(B::q_sqrt(tensor))
     }
 
-    fn q_abs(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self> {
-        B::q_abs(tensor)
+    forward! {
+        fn q_abs(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
     }
 
     fn q_cos(tensor: QuantizedTensor<Self>) -> TensorPrimitive<Self> {
@@ -272,106 +219,34 @@ impl<B: Backend> QTensorOps<Self> for Ddp<B> {
         from_inner(B::q_erf(tensor))
     }
 
-    fn q_cat(tensors: Vec<QuantizedTensor<Self>>, dim: usize) -> QuantizedTensor<Self> {
-        B::q_cat(tensors, dim)
-    }
-
-    fn q_argmax(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: IntDType) -> IntTensor<Self> {
-        B::q_argmax(tensor, dim, out_dtype)
-    }
-
-    fn q_argtopk(
-        tensor: QuantizedTensor<Self>,
-        dim: usize,
-        k: usize,
-        out_dtype: IntDType,
-    ) -> IntTensor<Self> {
-        B::q_argtopk(tensor, dim, k, out_dtype)
-    }
-
-    fn q_topk(tensor: QuantizedTensor<Self>, dim: usize, k: usize) -> QuantizedTensor<Self> {
-        B::q_topk(tensor, dim, k)
-    }
-
-    fn q_argmin(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: IntDType) -> IntTensor<Self> {
-        B::q_argmin(tensor, dim, out_dtype)
-    }
-
-    fn q_max(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self> {
-        B::q_max(tensor)
-    }
-
-    fn q_max_dim(tensor: QuantizedTensor<Self>, dim: usize) -> QuantizedTensor<Self> {
-        B::q_max_dim(tensor, dim)
-    }
-
-    fn q_max_dim_with_indices(
-        tensor: QuantizedTensor<Self>,
-        dim: usize,
-        out_dtype: IntDType,
-    ) -> (QuantizedTensor<Self>, IntTensor<Self>) {
-        B::q_max_dim_with_indices(tensor, dim, out_dtype)
-    }
-
-    fn q_min(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self> {
-        B::q_min(tensor)
-    }
-
-    fn q_min_dim(tensor: QuantizedTensor<Self>, dim: usize) -> QuantizedTensor<Self> {
-        B::q_min_dim(tensor, dim)
-    }
-
-    fn q_min_dim_with_indices(
-        tensor: QuantizedTensor<Self>,
-        dim: usize,
-        out_dtype: IntDType,
-    ) -> (QuantizedTensor<Self>, IntTensor<Self>) {
-        B::q_min_dim_with_indices(tensor, dim, out_dtype)
-    }
-
-    fn q_max_abs(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self> {
-        B::q_max_abs(tensor)
-    }
-
-    fn q_max_abs_dim(tensor: QuantizedTensor<Self>, dim: usize) -> QuantizedTensor<Self> {
-        B::q_max_abs_dim(tensor, dim)
-    }
-
-    fn q_any(tensor: QuantizedTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
-        B::q_any(tensor, out_dtype)
-    }
-
-    fn q_any_dim(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
-        B::q_any_dim(tensor, dim, out_dtype)
-    }
-
-    fn q_all(tensor: QuantizedTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
-        B::q_all(tensor, out_dtype)
-    }
-
-    fn q_all_dim(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
-        B::q_all_dim(tensor, dim, out_dtype)
-    }
-
-    fn q_sort(tensor: QuantizedTensor<Self>, dim: usize, descending: bool) -> QuantizedTensor<Self> {
-        B::q_sort(tensor, dim, descending)
-    }
-
-    fn q_sort_with_indices(
-        tensor: QuantizedTensor<Self>,
-        dim: usize,
-        descending: bool,
-        out_dtype: IntDType,
-    ) -> (QuantizedTensor<Self>, IntTensor<Self>) {
-        B::q_sort_with_indices(tensor, dim, descending, out_dtype)
-    }
-
-    fn q_argsort(
-        tensor: QuantizedTensor<Self>,
-        dim: usize,
-        descending: bool,
-        out_dtype: IntDType,
-    ) -> IntTensor<Self> {
-        B::q_argsort(tensor, dim, descending, out_dtype)
+    forward! {
+        fn q_cat(tensors: Vec<QuantizedTensor<Self>>, dim: usize) -> QuantizedTensor<Self>;
+        fn q_argmax(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: IntDType) -> IntTensor<Self>;
+        fn q_argtopk(tensor: QuantizedTensor<Self>, dim: usize, k: usize, out_dtype: IntDType) -> IntTensor<Self>;
+        fn q_topk(tensor: QuantizedTensor<Self>, dim: usize, k: usize) -> QuantizedTensor<Self>;
+        fn q_argmin(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: IntDType) -> IntTensor<Self>;
+        fn q_max(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
+        fn q_max_dim(tensor: QuantizedTensor<Self>, dim: usize) -> QuantizedTensor<Self>;
+        fn q_max_dim_with_indices(
+            tensor: QuantizedTensor<Self>, dim: usize, out_dtype: IntDType
+        ) -> (QuantizedTensor<Self>, IntTensor<Self>);
+        fn q_min(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
+        fn q_min_dim(tensor: QuantizedTensor<Self>, dim: usize) -> QuantizedTensor<Self>;
+        fn q_min_dim_with_indices(
+            tensor: QuantizedTensor<Self>, dim: usize, out_dtype: IntDType
+        ) -> (QuantizedTensor<Self>, IntTensor<Self>);
+        fn q_max_abs(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
+        fn q_max_abs_dim(tensor: QuantizedTensor<Self>, dim: usize) -> QuantizedTensor<Self>;
+        fn q_any(tensor: QuantizedTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self>;
+        fn q_any_dim(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self>;
+        fn q_all(tensor: QuantizedTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self>;
+        fn q_all_dim(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self>;
+        fn q_sort(tensor: QuantizedTensor<Self>, dim: usize, descending: bool) -> QuantizedTensor<Self>;
+        fn q_sort_with_indices(
+            tensor: QuantizedTensor<Self>, dim: usize, descending: bool, out_dtype: IntDType
+        ) -> (QuantizedTensor<Self>, IntTensor<Self>);
+        fn q_argsort(
+            tensor: QuantizedTensor<Self>, dim: usize, descending: bool, out_dtype: IntDType
+        ) -> IntTensor<Self>;
     }
 }
