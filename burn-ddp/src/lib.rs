@@ -48,9 +48,9 @@
 //! | [`launch`] | the launcher of the package `burnrun` as a library |
 //!
 //! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, the bits of the plain
-//! loop. Nothing waits for ever: each wait has a deadline, and a dead, stopped or disagreeing rank is an error that
-//! names it. And there is no global state, except where the process itself has it: Burn's hook into the backward pass
-//! (`replica::registry`), and in [`learner`] panic hooks and signal handlers.
+//! loop. Nothing waits for ever: each wait for a peer has a deadline, and a dead, stopped or disagreeing rank is an
+//! error that names it. And there is no global state, except where the process itself has it: Burn's hook into the
+//! backward pass (`replica::registry`), and in [`learner`] panic hooks and signal handlers.
 //!
 //! # Features
 //!

@@ -1,6 +1,6 @@
 //! The part of the environment that describes this process among its peers.
 //!
-//! The variables are those of torchrun, which every launcher sets. They are read through a lookup closure and not from
+//! The variables are those of torchrun, which burnrun sets too. They are read through a lookup closure and not from
 //! `std::env` directly, so that tests inject an environment and two ranks can live in one test process. The four
 //! required variables are set together or not at all: with half of them each process would believe in another world,
 //! and all would wait for each other.
@@ -77,7 +77,8 @@ impl RankInfo {
     /// # Errors
     /// [`ErrorKind::Config`](crate::error::ErrorKind::Config) when only some of RANK, WORLD_SIZE, MASTER_ADDR
     /// and MASTER_PORT are set (the missing ones are named), when a number does not parse (variable and value
-    /// are named), or when a rank lies outside its world.
+    /// are named), when a rank lies outside its world, or when a value makes no sense (a world of 0, an empty address,
+    /// port 0 with several ranks).
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let (set, missing): (Vec<&str>, Vec<&str>) =
             REQUIRED.into_iter().partition(|name| lookup(name).is_some());

@@ -1,7 +1,8 @@
-//! The identity of a collective operation: everything but its data that all ranks must agree on.
+//! The identity of a collective operation: its kind, its reduction and its root. Element type, count and sequence
+//! number stand beside it in the header of a frame.
 //!
 //! One type serves every layer. A program's call becomes an [`Operation`]; an engine matches on it; a frame carries its
-//! four-byte code, which the transport compares and prints without a meaning of its own.
+//! four-byte code, which the receiver compares, and decodes only for messages.
 
 use std::fmt;
 

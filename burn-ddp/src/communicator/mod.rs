@@ -1,6 +1,8 @@
 //! The seam for communicators: tensors become memory, an engine moves it, and it becomes tensors again.
 //!
-//! Everything that a crate needs to bring a communicator of its own (NCCL, MPI) is in this module.
+//! The traits that a crate implements to bring a communicator of its own (NCCL, MPI) are in this module; hand the
+//! factory to [`ProcessGroup::with_factory`](crate::ProcessGroup::with_factory). A [`Communicator`] is no communicator
+//! in the sense of MPI, a set of ranks: it converts tensors to memory and back.
 //!
 //! ```text
 //! caller's thread          Communicator::stage     tensors -> Staged (host bytes, or device pointers with a fence)

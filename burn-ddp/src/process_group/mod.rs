@@ -49,7 +49,7 @@ struct Inner<B: Backend> {
 
 impl<B: Backend> ProcessGroup<B> {
     /// The group that the process environment describes (torchrun's variables, `BURN_DDP_*` limits). Without
-    /// any of them: a world of one.
+    /// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: a world of one.
     ///
     /// # Errors
     /// Wrong or incomplete variables, a rank that is taken, a port in use, and peers that do not appear within

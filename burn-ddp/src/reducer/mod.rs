@@ -1,6 +1,6 @@
 //! From the gradients of micro-steps to the gradient of the global batch.
 //!
-//! The reducer is the one place that scales. A micro-step of weight `w` (its items, or 1 where all have equally many)
+//! Weights are applied here and nowhere else. A micro-step of weight `w` (its items, or 1 where all have equally many)
 //! gives the mean gradient `g` of its items. The reducer sends sums of `w * g` and divides once, at the end, by the sum
 //! of all weights. Weights, losses and the record of which parameters were used travel behind the last bucket, so that
 //! an optimizer step costs one collective a bucket and none for the loss.
@@ -30,8 +30,9 @@
 //! Invariants:
 //! - No number depends on overlap: [`Reducer::reduce`] sends all gradients that were not taken. It always sends the
 //!   last bucket, because the losses travel in it.
-//! - The lease of the group is held in `Taking`. Ranks may have sent different numbers of buckets, so collectives of
-//!   other callers are refused until `reduce` sends the rest.
+//! - The lease of the group is held in `Taking`, and in `Failed` if it came from there. Any state can go to `Failed`.
+//!   Ranks may have sent different numbers of buckets, so collectives of other callers are refused until `reduce` sends
+//!   the rest.
 //! - A replica that is dropped in `Taking` with buckets sent, or in `Failed`, ends its group.
 //! - Events of the backward pass come from inside of Burn's autodiff, under a lock of its graph. So they never wait and
 //!   never touch an autodiff tensor, and an error is kept (`Failed`) for the next call that can return one.

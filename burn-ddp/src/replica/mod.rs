@@ -179,8 +179,9 @@ impl<B: AutodiffBackend> Replica<B> {
     }
 
     /// Adds the window's last micro-step and reduces the window over all ranks: the gradient of the global
-    /// batch, its loss and its norm, equal on all ranks. One collective a bucket, and none besides but those
-    /// of options that say so; with the feature `overlap` one small broadcast in the first step.
+    /// batch, its loss and its norm, equal on all ranks. One collective a bucket. Besides these: a small gather
+    /// the first time that some ranks lack a gradient (each time in strict mode), those of options that say so, and
+    /// with the feature `overlap` one small broadcast in the first step.
     ///
     /// # Errors
     /// Any error of the group, naming rank, operation and bucket; an error of this rank (a changed set of

@@ -38,7 +38,7 @@
 //!
 //! # Adding a collective
 //!
-//! 1. A variant of [`Operation`](crate::Operation), with its name and its number in frames.
+//! 1. A variant of [`Operation`], with its name and its number in frames.
 //! 2. An algorithm for the wire in a file of its own: a function over `&mut Exchange`, made of `rounds` and `swap`. In
 //!    one phase every rank sends one frame to every other, if only an empty one; each phase has a number of its own.
 //! 3. An algorithm for shared memory as a method of `ShmExchange` (`shared.rs`): `begin` in its first step, then
@@ -46,7 +46,9 @@
 //! 4. A method of [`Collectives`] in the same file: `check`, refuse wrong arguments before anything is sent, make the
 //!    header, then `run_flat` with a `match` over both algorithms. (`run` is for operations with an algorithm of their
 //!    own over several hosts.)
-//! 5. A row in the table above, and cases in `tests/collectives.rs` (values, disagreement, loss) and
+//! 5. The engines that match on [`Operation`] (`group/host_engine.rs`, and `engine.rs` and `bucket.rs` of
+//!    burn-ddp-nccl), and the public methods of the groups: docs/architecture.md lists them.
+//! 6. A row in the table above, and cases in `tests/collectives.rs` (values, disagreement, loss) and
 //!    `tests/sharing.rs`.
 
 use std::time::Duration;

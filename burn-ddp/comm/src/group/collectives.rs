@@ -15,7 +15,7 @@ use crate::operation::Operation;
 use crate::rank::Rank;
 
 impl Group {
-    /// Starts `operation` on `staged`. `finish` makes the result of the memory that comes back, on the thread that
+    /// Starts `operation` on `staged`. `finish` turns the returned memory into the result, on the thread that
     /// waits. In a world of one it gets `staged` as it is.
     ///
     /// A rank that cannot take part (`staged` is an error) is out of step with its peers, which ends the group.
@@ -100,12 +100,12 @@ impl Group {
     }
 
     fn check_root(&self, operation: Operation) -> Result<()> {
-        match operation {
-            Operation::Broadcast(root) if root.0 >= self.world_size() => Err(Error::config(format!(
-                "broadcast from {root}: the group has {} ranks",
+        match operation.root().filter(|root| root.0 >= self.world_size()) {
+            None => Ok(()),
+            Some(root) => Err(Error::config(format!(
+                "{operation} with root {root}: the group has {} ranks",
                 self.world_size()
             ))),
-            _ => Ok(()),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The seam that NCCL and MPI plug into: what moves memory between ranks.
 //!
-//! An engine runs on the group's communication thread and nowhere else: it is made there, called in the order of the
-//! program's collectives, and dropped there, so it need not be `Send`. It makes no call of a tensor library.
-//! [`HostEngine`](super::HostEngine) is the engine over this package's own collectives; another engine keeps one for
-//! memory of the host.
+//! An engine is called and dropped on the group's communication thread, in the order of the program's collectives. A
+//! [`MakeEngine`] makes it there, so it need not be `Send`. It makes no call of a tensor library.
+//! [`HostEngine`](super::HostEngine) is the engine over this package's own collectives. The caller's thread uses it
+//! during start-up, and then it moves to the communication thread, by itself or inside another engine, for host memory.
 
 use super::memory::Staged;
 use crate::deadline::Deadline;
@@ -13,7 +13,8 @@ use crate::operation::Operation;
 use crate::options::GroupOptions;
 use crate::transport::Liveness;
 
-/// Moves staged memory between ranks. See the [module documentation](self).
+/// Moves staged memory between ranks. It is called and dropped on the communication thread, where a [`MakeEngine`]
+/// makes it, in the order of the program's collectives; it makes no call of a tensor library.
 pub trait Engine {
     /// Runs `operation` on `staged` and returns the result's memory.
     ///
@@ -21,8 +22,8 @@ pub trait Engine {
     /// Any error ends the group: ranks are out of step afterwards.
     fn run(&mut self, operation: Operation, staged: Staged) -> Result<Staged>;
 
-    /// Releases what peers may block on. It is called once after the group has failed; nothing more will be run, though
-    /// this rank's program may be busy elsewhere and drop the group much later.
+    /// Releases what peers may block on. It is called once, after the group has failed, so that peers do not wait until
+    /// this rank's program drops the group.
     fn abandon(&mut self) {}
 }
 

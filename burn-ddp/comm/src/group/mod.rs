@@ -13,7 +13,8 @@
 //! on all ranks. The caller continues and holds a [`Work`]. The first error ends the group: ranks are out of step from
 //! then on, so every later call returns that first cause instead of waiting for something that cannot come.
 //!
-//! A world of one has no thread and no socket; its collectives return their input.
+//! A world of one has no thread and no socket, unless [`GroupOptions::connect_alone`] asks for them; its collectives
+//! return their input.
 //!
 //! ```no_run
 //! use burn_ddp_comm::{ReduceOp, group::Group};

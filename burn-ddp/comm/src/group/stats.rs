@@ -24,7 +24,7 @@ pub struct GroupStats {
 pub struct OpStats {
     /// Number of calls.
     pub calls: u64,
-    /// Bytes of this rank's input.
+    /// Bytes that this rank handed over; 0 for tensors in a world of one.
     pub bytes: u64,
 }
 

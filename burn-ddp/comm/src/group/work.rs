@@ -9,7 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 type Finish<T> = Box<dyn FnOnce(Staged) -> Result<T> + Send>;
 
-/// A collective that was started. It runs whether or not the caller waits; [`Work::wait`] returns its result.
+/// A collective that was started. It runs whether or not the caller waits; [`Work::wait`] returns its result. A group
+/// that is dropped before its collectives have finished ends with an error on all ranks.
 #[must_use = "a collective has no result before `wait`"]
 pub struct Work<T>(State<T>);
 
