@@ -22,7 +22,7 @@ impl Deadline {
         self.limit.saturating_sub(self.start.elapsed())
     }
 
-    /// Whether the moment has passed.
+    /// True if the moment has passed.
     pub fn passed(&self) -> bool {
         self.remaining().is_zero()
     }

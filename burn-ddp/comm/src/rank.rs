@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Rank(pub usize);
 
 impl Rank {
-    /// Whether this is rank 0, the one that logs and saves.
+    /// True if this is rank 0, the one that logs and saves.
     pub fn is_root(self) -> bool {
         self.0 == 0
     }

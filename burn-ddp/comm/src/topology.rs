@@ -110,7 +110,7 @@ impl Topology {
         Ok(Self { hosts, region })
     }
 
-    /// Whether any two ranks share memory.
+    /// True if any two ranks share memory.
     pub(crate) fn shares_memory(&self) -> bool {
         self.hosts.iter().any(|host| host.len() > 1)
     }

@@ -202,12 +202,12 @@ impl<B: Backend> ProcessGroup<B> {
         &self.0.group
     }
 
-    /// Whether collectives travel: not in a world of one, unless [`GroupOptions::connect_alone`] asks for it.
+    /// True if collectives travel: not in a world of one, unless [`GroupOptions::connect_alone`] asks for it.
     pub(crate) fn is_connected(&self) -> bool {
         self.0.group.is_connected()
     }
 
-    /// Whether tensors travel through host memory, where reading one costs nothing.
+    /// True if tensors travel through host memory, where reading one costs nothing.
     pub(crate) fn in_host_memory(&self) -> bool {
         self.0.factory.is_none()
     }

@@ -73,7 +73,7 @@ impl GradientBuckets {
         self.plan.buckets.last().map_or(DType::F32, |bucket| bucket.dtype)
     }
 
-    /// Whether a gradient of `shape` for parameter `index` may be sent during the backward pass.
+    /// True if a gradient of `shape` for parameter `index` may be sent during the backward pass.
     pub(super) fn may_leave_early(&self, index: usize, shape: &Shape) -> bool {
         self.early[index] && shape.num_elements() > 0 && shape.to_vec() == self.specs[index].shape
     }

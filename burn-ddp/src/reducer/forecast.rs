@@ -17,7 +17,7 @@ pub(super) struct Forecast {
     given_length: Option<usize>,
     /// Micro-steps of the longest window so far. A window that ends early, as at the end of an epoch, changes nothing.
     longest: Option<usize>,
-    /// Whether micro-steps have weights.
+    /// True if micro-steps have weights.
     weighted: Option<bool>,
     /// Micro-steps of this window so far, those without items too.
     micro_steps: usize,
@@ -41,7 +41,7 @@ impl Forecast {
         self.weight = Some(weight);
     }
 
-    /// Whether the next micro-step is expected to be the window's last.
+    /// True if the next micro-step is expected to be the window's last.
     fn is_last(&self) -> bool {
         let length = self.given_length.or(self.longest);
         self.last.unwrap_or_else(|| length.is_some_and(|length| self.micro_steps + 1 == length))

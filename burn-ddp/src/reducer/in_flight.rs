@@ -31,7 +31,7 @@ impl<B: Backend> InFlight<B> {
         self.finished.len() + self.works.len()
     }
 
-    /// Whether another bucket may be sent; does not wait.
+    /// True if another bucket may be sent; does not wait.
     pub(super) fn has_room(&mut self) -> bool {
         let unfinished = self.works.iter_mut().map(|work| usize::from(!work.is_finished())).sum::<usize>();
         unfinished < self.limit

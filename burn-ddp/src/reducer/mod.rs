@@ -183,7 +183,7 @@ impl<B: Backend> Reducer<B> {
         check_weight(weight, self.buckets.totals_dtype()).map(|weight| self.forecast.expect_weight(weight))
     }
 
-    /// Whether the gradient of parameter `index` was taken out of the micro-step under way, and an empty tensor left.
+    /// True if the gradient of parameter `index` was taken out of the micro-step under way, and an empty tensor left.
     pub(crate) fn has_taken(&self, index: usize) -> bool {
         self.state.has_taken(index)
     }

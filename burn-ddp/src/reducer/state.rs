@@ -83,7 +83,7 @@ impl<B: Backend> Taking<B> {
 }
 
 impl<B: Backend> WindowState<B> {
-    /// Whether the gradient of parameter `index` was taken out of the micro-step under way.
+    /// True if the gradient of parameter `index` was taken out of the micro-step under way.
     pub(super) fn has_taken(&self, index: usize) -> bool {
         matches!(self, Self::Taking(taking) if taking.taken[index])
     }

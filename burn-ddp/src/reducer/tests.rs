@@ -42,7 +42,7 @@ fn gradient(index: usize) -> FloatTensor<Flex> {
     )
 }
 
-/// Whether `reducer` takes the gradient of parameter `index` when it is ready.
+/// True if `reducer` takes the gradient of parameter `index` when it is ready.
 fn takes(reducer: &mut Reducer<Flex>, index: usize) -> bool {
     let mut ready = gradient(index);
     reducer.gradient_ready(index, &mut ready);

@@ -26,7 +26,7 @@ impl Collectives {
     /// All ranks' `input` in rank order; lengths may differ from rank to rank.
     ///
     /// # Errors
-    /// What ended the operation (see [`Collectives`]).
+    /// The error that ended the operation (see [`Collectives`]).
     pub fn all_gather_bytes(&mut self, input: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.check()?;
         let header = self.header(Operation::AllGatherBytes, DType::U8, 0);

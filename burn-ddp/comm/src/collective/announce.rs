@@ -19,7 +19,7 @@ impl Collectives {
     /// alike: an implementation that pads between tensors sends other amounts for another division of the same count.
     ///
     /// # Errors
-    /// What ended the operation (see [`Collectives`]).
+    /// The error that ended the operation (see [`Collectives`]).
     pub fn announce(
         &mut self,
         operation: Operation,

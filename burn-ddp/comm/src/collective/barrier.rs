@@ -9,7 +9,7 @@ impl Collectives {
     /// Returns when all ranks have called it.
     ///
     /// # Errors
-    /// What ended the operation (see [`Collectives`]).
+    /// The error that ended the operation (see [`Collectives`]).
     pub fn barrier(&mut self) -> Result<()> {
         self.check()?;
         let header = self.header(Operation::Barrier, DType::U8, 0);

@@ -23,7 +23,7 @@ impl Algorithm {
     /// All of them, in the order in which ties are decided.
     pub const ALL: [Algorithm; 3] = [Algorithm::Whole, Algorithm::Direct, Algorithm::Halving];
 
-    /// Whether it is defined for this number of ranks.
+    /// True if it is defined for this number of ranks.
     pub fn works_for(self, world_size: usize) -> bool {
         self != Algorithm::Halving || world_size.is_power_of_two()
     }

@@ -98,7 +98,7 @@ struct Block<'a> {
     op: ReduceOp,
     /// Elements for which a lane answers.
     part: &'a dyn Fn(usize) -> Range<usize>,
-    /// Whether it is the first block of the operation, in which headers are compared.
+    /// True if it is the first block of the operation, in which headers are compared.
     first: bool,
 }
 

@@ -53,7 +53,7 @@ impl PeerConnection {
         self.stream.as_ref()
     }
 
-    /// Whether messages wait to be sent.
+    /// True if messages wait to be sent.
     pub fn has_output(&self) -> bool {
         self.stream.is_some() && !self.outgoing.is_empty()
     }
@@ -125,13 +125,13 @@ impl PeerConnection {
         }
     }
 
-    /// Whether this rank may close the connection: no goodbye or acknowledgement is still to be sent or received.
+    /// True if this rank may close the connection: no goodbye or acknowledgement is still to be sent or received.
     pub fn goodbye_complete(&self) -> bool {
         let acknowledged = self.acknowledged || (self.peer_left && !self.left);
         self.stream.is_none() || (acknowledged && self.outgoing.is_empty())
     }
 
-    /// Whether the peer may close the connection without counting as lost.
+    /// True if the peer may close the connection without counting as lost.
     pub fn peer_may_close(&self) -> bool {
         self.peer_left || self.acknowledged
     }

@@ -215,7 +215,7 @@ impl Group {
         &self.0.options
     }
 
-    /// Whether collectives travel: not in a world of one, unless [`GroupOptions::connect_alone`] asks for it.
+    /// True if collectives travel: not in a world of one, unless [`GroupOptions::connect_alone`] asks for it.
     pub fn is_connected(&self) -> bool {
         self.0.connected.is_some()
     }
@@ -272,7 +272,7 @@ impl Group {
         self.0.backward_users.clone()
     }
 
-    /// Whether a token of [`Group::use_in_backward`] is held, of this group or of one related to it by
+    /// True if a token of [`Group::use_in_backward`] is held, of this group or of one related to it by
     /// [`Group::split`]: a backward pass that waits in one of them for a rank that is behind in the other may wait for
     /// ever where the device runs one collective at a time.
     pub fn is_used_in_backward(&self) -> bool {

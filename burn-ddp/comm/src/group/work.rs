@@ -58,7 +58,7 @@ impl<T> Work<T> {
         })
     }
 
-    /// Whether [`Work::wait`] would return at once, with a result or an error; does not wait.
+    /// True if [`Work::wait`] would return at once, with a result or an error; does not wait.
     pub fn is_finished(&mut self) -> bool {
         let answer = match &mut self.0 {
             State::Ready(_) | State::Finished { .. } => return true,

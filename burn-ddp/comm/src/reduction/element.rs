@@ -51,7 +51,7 @@ pub(super) trait Accumulator: Pod + Default {
 pub(super) trait Element: Pod {
     type Acc: Accumulator;
 
-    /// Whether compilers make fast loops of conversions one by one.
+    /// True if compilers make fast loops of conversions one by one.
     const CONVERTS_SINGLY: bool = true;
 
     fn wide(self) -> Self::Acc;
@@ -190,7 +190,7 @@ macro_rules! integer_element {
 }
 integer_element!(u8 -> i64, i32 -> i64, i64 -> i128);
 
-/// Whether `data` is aligned to elements of `dtype`.
+/// True if `data` is aligned to elements of `dtype`.
 pub(crate) fn is_aligned(dtype: DType, data: &[u8]) -> bool {
     // The pointer of an empty slice may be anything.
     data.is_empty() || with_element!(dtype, T => data.as_ptr().cast::<T>().is_aligned())

@@ -108,7 +108,7 @@ pub(crate) fn complete(
     })
 }
 
-/// Whether the first of `partials` make up `node`; removes them if so.
+/// True if the first of `partials` make up `node`; removes them if so.
 fn tiled(node: Node, partials: &mut &[(Node, &[u8])]) -> bool {
     match partials {
         [(first, _), rest @ ..] if *first == node => {

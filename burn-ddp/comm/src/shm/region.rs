@@ -74,7 +74,7 @@ pub(crate) struct SharedRegion {
     me: usize,
     /// Number of steps that this rank has published.
     step: u32,
-    /// Whether all others are known to have published that step.
+    /// True if all others are known to have published that step.
     complete: bool,
     liveness: Liveness,
     spin: SpinPolicy,

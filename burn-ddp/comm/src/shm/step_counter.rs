@@ -31,13 +31,13 @@ pub(super) struct StepCounter {
     queue: (loom::sync::Mutex<()>, loom::sync::Condvar),
 }
 
-/// Whether `step` is among the `published` steps. Ranks are never more than a few steps apart.
+/// True if `step` is among the `published` steps. Ranks are never more than a few steps apart.
 fn reached(published: u32, step: u32) -> bool {
     published.wrapping_sub(step) as i32 >= 0
 }
 
 impl StepCounter {
-    /// Whether `step` has been published. If so, all that its owner wrote before is visible.
+    /// True if `step` has been published. If so, all that its owner wrote before is visible.
     pub(super) fn has_reached(&self, step: u32) -> bool {
         reached(self.published.load(Ordering::Acquire), step)
     }

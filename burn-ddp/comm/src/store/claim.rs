@@ -34,12 +34,12 @@ impl Claim {
         Self::new(rank, world_size, run_id, info.restart_count, host_name(), std::process::id())
     }
 
-    /// Whether both claims come from one process.
+    /// True if both claims come from one process.
     pub(super) fn same_process(&self, other: &Claim) -> bool {
         (self.pid, &self.host) == (other.pid, &other.host)
     }
 
-    /// Whether both claims come from one process with one rank.
+    /// True if both claims come from one process with one rank.
     pub(super) fn same_member(&self, other: &Claim) -> bool {
         self.rank == other.rank && self.same_process(other)
     }

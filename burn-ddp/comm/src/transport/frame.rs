@@ -52,12 +52,12 @@ impl Header {
         Self { phase, body: bytes as u64, ..self }
     }
 
-    /// Whether these are the bytes of a header of this protocol at all.
+    /// True if these are the bytes of a header of this protocol at all.
     pub fn is_valid(&self) -> bool {
         self.magic == MAGIC
     }
 
-    /// Whether a frame with header `other`, found with a rank that is not its turn yet, shows that the rank is out of
+    /// True if a frame with header `other`, found with a rank that is not its turn yet, shows that the rank is out of
     /// step: in another operation of the same number, or still in an earlier one. It may be ahead.
     pub(crate) fn contradicts(&self, other: &Header) -> bool {
         let of_operation = |header: &Header| Self { phase: 0, body: 0, ..*header };

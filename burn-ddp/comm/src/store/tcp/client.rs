@@ -54,7 +54,7 @@ pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok((strip_brackets(host), port).to_socket_addrs()?.collect())
 }
 
-/// Whether `host` is an address rather than a name; an IPv6 address may have a scope (`fe80::1%eth0`).
+/// True if `host` is an address rather than a name; an IPv6 address may have a scope (`fe80::1%eth0`).
 pub(super) fn is_address(host: &str) -> bool {
     match strip_brackets(host).split_once('%') {
         Some((address, _scope)) => address.parse::<Ipv6Addr>().is_ok(),

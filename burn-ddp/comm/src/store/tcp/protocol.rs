@@ -184,7 +184,7 @@ impl FrameBuffer {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Whether all received bytes were taken as frames.
+    /// True if all received bytes were taken as frames.
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }

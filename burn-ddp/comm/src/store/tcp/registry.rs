@@ -142,7 +142,7 @@ impl Registry {
         Action::AnswerAndClose(Response::Done)
     }
 
-    /// Whether the process with `claim` still has a connection.
+    /// True if the process with `claim` still has a connection.
     fn is_member(&self, claim: &Claim) -> bool {
         self.members.values().any(|member| member.claim.same_member(claim))
     }

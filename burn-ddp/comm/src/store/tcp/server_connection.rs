@@ -71,7 +71,7 @@ impl ServerConnection {
         &self.stream
     }
 
-    /// Whether the server can drop this connection.
+    /// True if the server can drop this connection.
     pub(super) fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
     }

@@ -281,7 +281,7 @@ impl MeshBuilder<'_> {
     }
 }
 
-/// Whether an error of `accept` concerns only the connection that was about to be accepted.
+/// True if an error of `accept` concerns only the connection that was about to be accepted.
 fn concerns_one_connection(kind: IoErrorKind) -> bool {
     matches!(kind, IoErrorKind::Interrupted | IoErrorKind::ConnectionAborted | IoErrorKind::ConnectionReset)
 }

@@ -99,7 +99,7 @@ fn read_at_most(limit: usize, mut stream: &TcpStream, into: &mut Vec<u8>) -> std
     Ok(count)
 }
 
-/// Whether the call that failed so may succeed later.
+/// True if the call that failed so may succeed later.
 fn is_transient(kind: IoErrorKind) -> bool {
     matches!(kind, IoErrorKind::WouldBlock | IoErrorKind::Interrupted)
 }
