@@ -40,9 +40,9 @@
 //! process_group   what a training program calls
 //! ```
 //!
-//! All seams are traits or function tables, so tests use an in-memory fake: [`library::Symbols`] stands for NCCL,
-//! [`Stream`] for CUDA's streams and [`DeviceAccess`] for the memory of a device. With it the whole stack runs in
-//! processes without a GPU.
+//! All extension points are traits or function tables, so tests use an in-memory fake: [`library::Symbols`] stands for
+//! NCCL, [`Stream`] for CUDA's streams and [`DeviceAccess`] for the memory of a device. With the fake the whole stack
+//! runs in processes without a GPU.
 //!
 //! NCCL fixes no order of summation: all ranks get the same bits, but not those of one process, nor those of the path
 //! through host memory.

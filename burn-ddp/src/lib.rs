@@ -38,7 +38,7 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | `burn-ddp-comm` | a package of its own, without Burn: ranks, errors, transports, collectives, [groups](burn_ddp_comm::group) |
-//! | [`communicator`] | tensors become memory and tensors again; the seam for NCCL and MPI |
+//! | [`communicator`] | tensors become memory and tensors again; the extension point for NCCL and MPI |
 //! | [`process_group`] | collectives of tensors: [`ProcessGroup`], [`Work`] |
 //! | `reducer` | from the gradients of micro-steps to the gradient of the global batch, in buckets |
 //! | [`replica`] | a copy of the model that stays equal to all others: [`Replica`] |

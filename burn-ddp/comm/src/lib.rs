@@ -30,7 +30,7 @@
 //! | [`topology`] | which ranks share a host |
 //! | [`reduction`] | arithmetic: element types, SIMD loops, and the one order of summation |
 //! | [`collective`] | algorithms over transport and shared memory, and the choice between them |
-//! | [`group`] | the communication thread, the order of operations, [`group::Work`], the seam for other engines |
+//! | [`group`] | the communication thread, the order of operations, [`group::Work`], the extension point for engines |
 //!
 //! Nothing waits for ever: each wait has a [`deadline`], and a dead, stopped or disagreeing rank is an [`Error`] that
 //! names it. There is no global state but a counter that tells the store clients of one process apart. Ranks block;

@@ -1,4 +1,4 @@
-//! The seam for communicators: tensors become memory, an engine moves it, and it becomes tensors again.
+//! The extension point for communicators: tensors become memory, an engine moves it, and it becomes tensors again.
 //!
 //! The traits that a crate implements to bring a communicator of its own (NCCL, MPI) are in this module; hand the
 //! factory to [`ProcessGroup::with_factory`](crate::ProcessGroup::with_factory). A [`Communicator`] is no communicator

@@ -1,4 +1,4 @@
-//! The seam that NCCL and MPI plug into: what moves memory between ranks.
+//! The extension point for NCCL and MPI: an engine moves memory between ranks.
 //!
 //! An engine is called and dropped on the group's communication thread, in the order of the program's collectives. A
 //! [`MakeEngine`] makes it there, so it need not be `Send`. It makes no call of a tensor library.
