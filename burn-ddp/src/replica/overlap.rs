@@ -94,7 +94,7 @@ impl<B: AutodiffBackend> Replica<B> {
 impl<B: AutodiffBackend> Drop for Replica<B> {
     fn drop(&mut self) {
         if let Some(error) = self.reducer.lock().replica_dropped() {
-            self.group.ranks().break_off(error);
+            self.group.ranks().mark_broken(error);
         }
     }
 }

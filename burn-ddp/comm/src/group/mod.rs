@@ -109,7 +109,7 @@ impl Drop for Inner {
 }
 
 impl Inner {
-    /// Ends the group if gradient buckets were sent whose remainder will not be.
+    /// Ends the group if it was marked as broken; see [`Group::mark_broken`].
     fn abort_if_broken(&self) {
         if let (Some(connected), Some(error)) = (&self.connected, self.lease.broken()) {
             connected.control.abort(&error);
@@ -289,11 +289,11 @@ impl Group {
         self.0.counters.count_in_backward();
     }
 
-    /// Marks the group as broken because of `error`: gradient buckets were sent whose remainder will not be. The group
-    /// ends with the error when it is next used or left, and not at once: this rank may be leaving with a cause of its
-    /// own.
-    pub fn break_off(&self, error: Error) {
-        self.0.lease.break_off(error);
+    /// Marks the group as broken because of `error`: some gradient buckets of an optimizer step were sent, and the others
+    /// never will be. The group does not end at once, because this rank may be leaving with an error of its own. It ends
+    /// with `error` at its next collective, in [`Group::finish`], or when its last handle is dropped.
+    pub fn mark_broken(&self, error: Error) {
+        self.0.lease.mark_broken(error);
     }
 
     /// Passes a barrier and returns `error`, which every rank has found in the same way: no rank is told of another's
