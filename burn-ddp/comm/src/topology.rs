@@ -41,7 +41,7 @@ pub struct ShmOptions {
     pub host: String,
     /// Most bytes that the ranks of one host may reserve together.
     pub limit: Option<usize>,
-    /// Set while the thread that calls the collectives computes.
+    /// The flag that the shared memory of this rank reads.
     pub compute: ComputeHint,
 }
 
@@ -154,9 +154,9 @@ struct HostReport {
     required: bool,
     host: String,
     address: Option<ShmAddress>,
-    /// Cores on which it may run.
+    /// Numbers of the cores on which it may run.
     cores: Vec<u32>,
-    /// Number of cores that its quota lets it use.
+    /// Count of cores that it may use: those in `cores`, or fewer by a quota (of a cgroup).
     quota: usize,
     limit: Option<usize>,
     /// Why it has no address if it wanted one.
@@ -271,7 +271,7 @@ fn divide(
     Ok(divided)
 }
 
-/// Cores on which at least one rank of `host` may run, as far as quotas let it.
+/// Number of cores on which at least one rank of `host` may run, capped by the smallest quota of a rank that has one.
 fn shared_cores(host: &[Rank], all: &[HostReport]) -> usize {
     let mut cores: Vec<u32> = host.iter().flat_map(|rank| &all[rank.0].cores).copied().collect();
     cores.sort_unstable();

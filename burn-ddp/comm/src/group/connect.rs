@@ -35,7 +35,7 @@ pub struct Connection {
     pub liveness: Liveness,
     /// All ranks, in rank order.
     pub peers: Vec<PeerInfo>,
-    /// Set while the thread that wants the results computes and the collectives run on another thread.
+    /// The flag that the group sets and the shared memory of this rank reads.
     pub compute: ComputeHint,
 }
 

@@ -44,7 +44,7 @@ impl GroupStats {
 #[derive(Debug)]
 pub(super) struct Counters {
     stats: Mutex<GroupStats>,
-    /// Tells the communication thread whether the caller's thread computes; `None` in a group without that thread.
+    /// The flag that [`Counters::waiting`] clears; `None` in a group without a communication thread.
     compute: Option<ComputeHint>,
 }
 
@@ -56,7 +56,8 @@ impl Counters {
         Self { stats: Mutex::default(), compute }
     }
 
-    /// Runs `wait`, in which the caller only waits for the communication thread, and adds its duration.
+    /// Runs `wait`, in which the caller only waits for the communication thread, and adds its duration to
+    /// [`GroupStats::waited`]. Meanwhile the [`ComputeHint`] is false.
     pub(super) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let busy = |busy| self.compute.iter().for_each(|compute| compute.set(busy));

@@ -13,7 +13,7 @@
 //! - Only its owner writes a slot, and others read it only after the owner has published the step.
 //! - A member that writes the slot of `s + 1` overwrites its own slot of `s - 3` (of `s - 1` if there were two). It has
 //!   seen all members publish `s`, and a member publishes `s` after it has read `s - 1` and all before it.
-//! - A `StepAccess` borrows the region mutably, so the compiler keeps a member to its part of that.
+//! - A `StepAccess` borrows the region mutably, so the compiler refuses a member that reads or writes outside of it.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -31,9 +31,9 @@ use crate::transport::{Liveness, PeerState};
 
 /// Slots begin at pages.
 const PAGE: usize = 4096;
-/// Slots of a member. Two would do; but memory that a peer has just read is still in its cache, and writing it then
-/// takes three times as long as writing what has left that cache meanwhile (1 MiB between two ranks: 118 us with two
-/// slots, 66 with four, 58 with eight).
+/// Number of slots of a member. Two would be correct. With two, a member overwrites memory that is still in the caches
+/// of the members that have just read it, which is slow; with four, it has left these caches. An `all_reduce` of 1 MiB
+/// between two ranks took 118 us with two slots, 66 us with four and 58 us with eight.
 const SLOTS: usize = 4;
 
 /// The members of a region and its layout; equal on all of them.
@@ -41,17 +41,19 @@ const SLOTS: usize = 4;
 pub(crate) struct RegionLayout {
     /// Ranks in ascending order.
     pub members: Vec<Rank>,
-    /// Cores on which at least one of them may run.
+    /// Number of cores on which at least one of them may run, capped by the smallest CPU quota (of a cgroup) among them.
     pub cores: usize,
 }
 
 impl RegionLayout {
-    /// Bytes of one slot: a few hundred KiB, so that what is written is still in the second-level cache of its writer
-    /// when the others read it; less for many ranks, so that the region stays at a few MiB.
+    /// Bytes of one slot: at most 260 KiB, so that what is written is still in the second-level cache of its writer when
+    /// the others read it. From 9 members on slots are smaller, which keeps the region below 10 MiB for up to 64 members.
+    /// From about 128 members on the minimum for each member counts, and the region grows with the square of their
+    /// number.
     fn slot_bytes(&self) -> usize {
         const MOST: usize = 256 << 10;
         let share = (8 << 20) / (SLOTS * self.members.len().max(1));
-        // A cache line for each member at least, and a page more for the header in front of the data.
+        // At least as much as a counter (two cache lines) for each member, and one more page, in which the header fits.
         let least = (self.members.len() * size_of::<StepCounter>()).next_multiple_of(PAGE);
         (MOST.min(share) / PAGE * PAGE).max(least) + PAGE
     }

@@ -2,8 +2,8 @@
 //!
 //! Sleeping and being woken costs some ten microseconds, more than most waits last. Spinning takes a core, and if the
 //! rank that is waited for needs that core, every microsecond of spinning is added to the wait: with pure spinning four
-//! ranks on two cores took forty times as long. So the budget depends on whether every thread that may run has a core:
-//! one thread a rank, and a second one a rank whose caller computes while its communication thread waits.
+//! ranks on two cores took forty times as long. So the budget depends on whether every thread that may run has a core.
+//! Each rank counts as one thread, or as two while [`ComputeHint`] is set.
 //!
 //! ```text
 //! spin, a pause between two looks ─▶ yield the core between two looks ─▶ sleep up to MAX_SLEEP, look, sleep ...
@@ -25,13 +25,17 @@ const FEW_SPINS: usize = 50;
 /// Number of times that a waiting rank yields its core after that.
 const YIELDS: usize = 50;
 
-/// Set while the thread that calls a group's collectives computes and its communication thread runs beside it. Ranks
-/// that wait in shared memory then spin less, because the two threads need two cores. Clones share one flag.
+/// A flag of one rank: true while the thread that calls the group's collectives computes. The communication thread then
+/// needs a second core, so a rank that waits in shared memory spins less if the host has fewer than two cores for each
+/// of its ranks. The waiting rank reads its own flag and takes the other ranks to be in the same situation.
+///
+/// A group sets the flag when it is connected and clears it while its caller is in `Work::wait`. Without a group it
+/// stays false, because the thread that calls the collectives is the one that waits. Clones share one flag.
 #[derive(Clone, Debug, Default)]
 pub struct ComputeHint(Arc<AtomicBool>);
 
 impl ComputeHint {
-    /// Says whether the caller's thread computes from now on.
+    /// Sets the flag to `computes`.
     pub fn set(&self, computes: bool) {
         self.0.store(computes, Ordering::Relaxed);
     }
@@ -41,10 +45,11 @@ impl ComputeHint {
     }
 }
 
-/// The budget of looks for the ranks of one host.
+/// The budget of a rank that waits for others of its host.
 pub(super) struct SpinPolicy {
-    /// Cores on which at least one of the ranks may run.
+    /// Number of cores that the ranks of the host may use together; see `RegionLayout::cores`.
     cores: usize,
+    /// Number of ranks on the host.
     ranks: usize,
     hint: ComputeHint,
 }
