@@ -49,8 +49,9 @@
 //!
 //! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, the bits of the plain
 //! loop. Nothing waits for ever: each wait for a peer has a deadline, and a dead, stopped or disagreeing rank is an
-//! error that names it. And there is no global state, except where the process itself has it: Burn's hook into the
-//! backward pass (`replica::registry`), and in [`learner`] panic hooks and signal handlers.
+//! error that names it. And global state exists only where it cannot be avoided: the registry for Burn's hook into the
+//! backward pass (`replica::registry`), a counter of store clients in `burn-ddp-comm`, and in [`learner`] the panic hook
+//! and the signal handlers.
 //!
 //! # Features
 //!

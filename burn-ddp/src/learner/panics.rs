@@ -10,8 +10,8 @@
 //! other thread       -> its channel closes -> the training thread panics in a guard -> error of the first other panic
 //! ```
 //!
-//! Panic hooks belong to the process, so this is one of the places of global state. The hook holds a weak reference to
-//! its launch and passes every panic on once the launch is over.
+//! The process has one panic hook, so this is global state. The hook holds a weak reference to its launch and passes
+//! every panic on once the launch is over.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, PanicHookInfo};

@@ -28,28 +28,29 @@
 //!
 //! Large data takes that many rounds for each block of a few MiB. Which algorithm an `all_reduce` uses is a matter of
 //! cost ([`Algorithm`]) and never of the result: a rank that has the data of all ranks for an element combines it in
-//! the one fixed order ([`reduction`](crate::reduction)), and what halving combines earlier is a node of that tree. A
-//! ring's order starts elsewhere in each chunk, so there is no ring.
+//! the one fixed order ([`reduction`](crate::reduction)), and what halving combines earlier is a node of that tree.
 //!
-//! Ranks that disagree on what they are doing learn it in the operation where they do: every pair of ranks exchanges
-//! headers in it, or, in halving and over several hosts, every rank waits for every other through a chain of ranks that
-//! do. Where such chains close to a ring in which no two ranks that disagree ever face each other, the transport finds
-//! out within a second by looking at the frames that others have sent.
+//! Ranks that are in different operations learn it within the operation. Every pair of ranks exchanges headers; in
+//! halving and over several hosts only some pairs do, and every rank waits for every other through a chain of such
+//! pairs. Where the chains close to a ring in which no two ranks that disagree face each other, the transport finds out
+//! within a second by looking at the frames that others have sent.
 //!
 //! # Adding a collective
 //!
-//! 1. A variant of [`Operation`], with its name and its number in frames.
-//! 2. An algorithm for the wire in a file of its own: a function over `&mut Exchange`, made of `rounds` and `swap`. In
-//!    one phase every rank sends one frame to every other, if only an empty one; each phase has a number of its own.
+//! docs/architecture.md has the same steps with all file names; these are the rules of each.
+//!
+//! 1. A variant of [`Operation`]: its name, its reduction and root if it has them, and its number in frames.
+//! 2. An algorithm for the wire: a function over `&mut Exchange`, made of `rounds` and `swap`. In one phase every rank
+//!    sends one frame to every other, if only an empty one; each phase has a number of its own.
 //! 3. An algorithm for shared memory as a method of `ShmExchange` (`shared.rs`): `begin` in its first step, then
 //!    `write` and `read`. All ranks take the same number of steps for the same header.
-//! 4. A method of [`Collectives`] in the same file: `check`, refuse wrong arguments before anything is sent, make the
-//!    header, then `run_flat` with a `match` over both algorithms. (`run` is for operations with an algorithm of their
-//!    own over several hosts.)
-//! 5. The engines that match on [`Operation`] (`group/host_engine.rs`, and `engine.rs` and `bucket.rs` of
-//!    burn-ddp-nccl), and the public methods of the groups: docs/architecture.md lists them.
-//! 6. A row in the table above, and cases in `tests/collectives.rs` (values, disagreement, loss) and
-//!    `tests/sharing.rs`.
+//! 4. A method of [`Collectives`] in the file of step 2: `check`, refuse wrong arguments before anything is sent, make
+//!    the header, then call `run_flat` with a closure that has an arm for each of the two algorithms. An operation with
+//!    an algorithm of its own over several hosts calls `run` instead, as `all_reduce` does.
+//! 5. An arm in each engine that matches on [`Operation`]: the host engine and that of burn-ddp-nccl.
+//! 6. The methods of the groups that programs call.
+//! 7. Tests: values, disagreement, and the loss of a rank.
+//! 8. A row in the table above.
 
 use std::time::Duration;
 
