@@ -24,8 +24,8 @@ pub(crate) use burn_ddp_comm::group::BackwardLease;
 pub use burn_ddp_comm::group::{GroupStats, OpStats, Work};
 pub use kind::GroupKind;
 
-/// Ranks that communicate with each other. Clones are handles to the same group; when the last one is dropped
-/// this rank takes leave of its peers.
+/// Ranks that communicate with each other. Clones are handles to the same group. When the last one is dropped, this rank
+/// says goodbye to its peers.
 ///
 /// `B` is the backend of the tensors that are sent: for a training loop on `Autodiff<Ddp<Flex>>` that is
 /// `Ddp<Flex>`, the backend of its gradients.
@@ -73,7 +73,7 @@ impl<B: Backend> ProcessGroup<B> {
         Self::connect(info, options, device, None)
     }
 
-    /// The group that `info` describes, with a communicator of `factory`'s making: for crates that bring one.
+    /// The group that `info` describes, with a communicator that `factory` makes: for crates that bring one.
     ///
     /// # Errors
     /// Those of [`ProcessGroup::from_env`] and of `factory`.
@@ -130,12 +130,14 @@ impl<B: Backend> ProcessGroup<B> {
         Ok(Self::of((group, communicator), None, device))
     }
 
-    /// Divides the group: ranks that give the same `color` form a new group, ordered by `key`, then by rank. All
-    /// ranks must call it; one that gives no color gets no group. Groups work independently of each other, and
-    /// the failure of one does not end another.
+    /// Divides the ranks of this group into subgroups. Ranks that give the same `color` form one subgroup; its ranks are
+    /// numbered in ascending order of `key`, and those of equal keys in the order of this group. A rank that gives no
+    /// color gets `None`. All ranks of this group must call it. This group stays usable, and the failure of one group
+    /// does not end another.
     ///
     /// # Errors
-    /// The first error of this group; `PeerFailed` naming the first rank that could not connect its part.
+    /// The first error of this group. If a rank cannot connect to its subgroup, it returns the reason, the others return
+    /// `PeerFailed` with the first such rank, and this group ends.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         let Inner { group, factory, device, .. } = &*self.0;
         let part = group.split_with(color, key, |setup, host| open(factory, device, setup, host))?;
@@ -202,7 +204,7 @@ impl<B: Backend> ProcessGroup<B> {
         &self.0.group
     }
 
-    /// True if collectives travel: not in a world of one, unless [`GroupOptions::connect_alone`] asks for it.
+    /// True if collectives go through the communication thread; see [`Group::is_connected`].
     pub(crate) fn is_connected(&self) -> bool {
         self.0.group.is_connected()
     }

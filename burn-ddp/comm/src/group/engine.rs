@@ -1,9 +1,9 @@
 //! The extension point for NCCL and MPI: an engine moves memory between ranks.
 //!
-//! An engine is called and dropped on the group's communication thread, in the order of the program's collectives. A
-//! [`MakeEngine`] makes it there, so it need not be `Send`. It makes no call of a tensor library.
-//! [`HostEngine`](super::HostEngine) is the engine over this package's own collectives. The caller's thread uses it
-//! during start-up, and then it moves to the communication thread, by itself or inside another engine, for host memory.
+//! An engine is made by a [`MakeEngine`], called and dropped on the group's communication thread, so it need not be
+//! `Send`. [`HostEngine`](super::HostEngine) is the engine over this package's own collectives. The caller's thread uses
+//! it during start-up. Then it moves to the communication thread, either as the group's engine or inside another engine,
+//! which passes it the operations on memory of the host.
 
 use super::memory::Staged;
 use crate::deadline::Deadline;
@@ -13,8 +13,8 @@ use crate::operation::Operation;
 use crate::options::GroupOptions;
 use crate::transport::Liveness;
 
-/// Moves staged memory between ranks. It is called and dropped on the communication thread, where a [`MakeEngine`]
-/// makes it, in the order of the program's collectives; it makes no call of a tensor library.
+/// Moves staged memory between ranks. The communication thread calls it in the order of the program's collectives. It
+/// must not call a tensor library.
 pub trait Engine {
     /// Runs `operation` on `staged` and returns the result's memory.
     ///
@@ -30,7 +30,7 @@ pub trait Engine {
 /// Makes an engine, on the thread that is to own it.
 pub type MakeEngine = Box<dyn FnOnce() -> Result<Box<dyn Engine>> + Send>;
 
-/// A group whose ranks are connected and have no engine yet: what an engine's maker may know.
+/// Description of a group whose ranks are connected and have no engine yet, for the function that makes the engine.
 pub struct Setup {
     /// Name of the group, unique in a run.
     pub name: String,
@@ -40,6 +40,6 @@ pub struct Setup {
     pub options: GroupOptions,
     /// Moment by which all ranks must have finished their start-up.
     pub deadline: Deadline,
-    /// Cause for which the group has ended, if it has: every wait of an engine must watch it.
+    /// State of the peers, and the cause for which the group has ended, if it has. Every wait of an engine must watch it.
     pub liveness: Liveness,
 }

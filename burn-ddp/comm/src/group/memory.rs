@@ -1,8 +1,9 @@
-//! The memory that travels through a group: what an engine sees of a tensor.
+//! The memory that a group hands to its engine and gets back.
 //!
-//! A binding takes the memory out of its tensors, hands it to the communication thread as [`Staged`], and makes tensors
-//! of what comes back. An engine changes memory in place where it can. [`HostMemory`] is a trait so that a binding's
-//! own buffers are reduced where they are, without a copy; `Vec`s of plain numbers have it already.
+//! A binding (burn-ddp, for one) takes the memory out of its tensors, hands it to the communication thread as
+//! [`Staged`], and makes tensors of what comes back. An engine changes memory in place where it can. [`HostMemory`] is a
+//! trait so that a binding's own buffers are reduced where they are, without a copy; it is implemented for `Vec`s of
+//! plain numbers.
 
 use std::any::Any;
 use std::fmt;
@@ -43,8 +44,9 @@ impl Memory {
     }
 }
 
-/// Memory of this process that an engine may read and write on another thread. As a `Box<dyn Any>` its owner gets its
-/// own type back.
+/// Memory of this process that an engine may read and write on another thread. [`Any`] is a supertrait so that a
+/// binding, when it gets the memory back, can turn the `Box<dyn HostMemory>` into a `Box<dyn Any>` and downcast that to
+/// its own type. An engine may also return memory of another type, such as a `Vec`.
 pub trait HostMemory: Any + Send + fmt::Debug {
     /// The elements, in the machine's byte order.
     fn as_bytes(&self) -> &[u8];
@@ -63,8 +65,9 @@ impl<T: Pod + Send + fmt::Debug> HostMemory for Vec<T> {
     }
 }
 
-/// Device memory of a communicator that reduces tensors where they are. As a `Box<dyn Any>` the communicator gets its
-/// own type back.
+/// Device memory of a communicator that reduces tensors where they are. [`Any`] is a supertrait so that its engine, and
+/// later the communicator, can turn the `Box<dyn DeviceMemory>` into a `Box<dyn Any>` and downcast that to their own
+/// type.
 pub trait DeviceMemory: Any + Send + fmt::Debug {
     /// Size of the elements in bytes, without padding between tensors.
     fn bytes(&self) -> usize;

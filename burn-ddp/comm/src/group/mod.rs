@@ -79,10 +79,10 @@ struct Inner {
     info: RankInfo,
     options: GroupOptions,
     counters: Arc<Counters>,
-    /// Number of splits so far, which names the parts.
+    /// Number of splits so far, from which the next subgroups get their names.
     splits: AtomicUsize,
-    /// Held by everything whose collectives run during backward passes, besides gradient buckets; shared with the
-    /// groups that this one was split into and from.
+    /// Token held by everything but gradient buckets whose collectives run during backward passes. It is shared with
+    /// the groups that were split from this one and with the group that this one was split from.
     backward_users: Arc<()>,
     lease: LeaseState,
     attached: Attached,
@@ -90,7 +90,7 @@ struct Inner {
     connected: Option<Connected>,
 }
 
-/// The connected part of a group of several ranks. Fields are dropped in this order: the thread ends first, then the
+/// What a group has once its ranks are connected. Fields are dropped in this order: the thread ends first, then the
 /// control channel says goodbye, and the store, which others may still need until then, goes last.
 struct Connected {
     thread: Mutex<CommunicationThread>,
@@ -128,7 +128,7 @@ impl Group {
         Self::new(RankInfo::from_env()?, GroupOptions::from_env()?)
     }
 
-    /// The group that `info` describes, whose memory is in the host.
+    /// The group that `info` describes, with the [`HostEngine`]: its collectives take memory of the host.
     ///
     /// # Errors
     /// Those of [`Group::from_env`].
@@ -136,13 +136,19 @@ impl Group {
         Ok(Self::with_engine(info, options, host_engine)?.0)
     }
 
-    /// The group that `info` describes, with an engine of `make`'s. `make` is called on all ranks once they are
-    /// connected, as the last step of start-up; until the communication thread takes it, the host engine is there for
-    /// ranks to exchange what the engine needs. The second value of its result is handed back; a world of one calls
-    /// nothing and hands back `None`.
+    /// The group that `info` describes, with an engine that `make` provides.
+    ///
+    /// When all ranks are connected, each rank calls `make` on the calling thread, as the last step of start-up. `make`
+    /// gets a description of the group and a [`HostEngine`], by which ranks can exchange what their engines need
+    /// ([`HostEngine::exchange`]). It returns two values: a [`MakeEngine`], which the communication thread calls to make
+    /// the engine, and a value of any type, which `with_engine` returns beside the group. The engine may keep the
+    /// [`HostEngine`] for operations on memory of the host.
+    ///
+    /// A world of one that is not connected ([`GroupOptions::connect_alone`]) has no engine: `make` is not called, and
+    /// the value is `None`.
     ///
     /// # Errors
-    /// Those of [`Group::from_env`] and of `make`.
+    /// Those of [`Group::from_env`] and of `make`. An error of `make` ends the group on all ranks.
     pub fn with_engine<T>(
         info: RankInfo,
         options: GroupOptions,
@@ -215,7 +221,8 @@ impl Group {
         &self.0.options
     }
 
-    /// True if collectives travel: not in a world of one, unless [`GroupOptions::connect_alone`] asks for it.
+    /// True if collectives go through the communication thread: in every group of several ranks, and in a world of one
+    /// if [`GroupOptions::connect_alone`] asks for it.
     pub fn is_connected(&self) -> bool {
         self.0.connected.is_some()
     }
@@ -272,9 +279,9 @@ impl Group {
         self.0.backward_users.clone()
     }
 
-    /// True if a token of [`Group::use_in_backward`] is held, of this group or of one related to it by
-    /// [`Group::split`]: a backward pass that waits in one of them for a rank that is behind in the other may wait for
-    /// ever where the device runs one collective at a time.
+    /// True if a token of [`Group::use_in_backward`] is held, of this group or of one that is related to it by
+    /// [`Group::split`]. Related groups count because a rank uses one device for all of them. Where a device runs one
+    /// collective at a time, two ranks could wait for ever: each in another group, for the other.
     pub fn is_used_in_backward(&self) -> bool {
         Arc::strong_count(&self.0.backward_users) > 1
     }
@@ -346,17 +353,18 @@ fn host_engine(_: Setup, host: HostEngine) -> Result<(MakeEngine, ())> {
     Ok((host.into_engine(), ()))
 }
 
-/// A group before its ranks have met, so that no caller ever holds one that is half connected.
+/// A group whose ranks are not connected yet. It is a type of its own, so that no caller holds a [`Group`] that is half
+/// connected.
 struct Start {
     name: String,
     info: RankInfo,
     options: GroupOptions,
-    /// The parent's, if there is one.
+    /// Token of the group that this one is split from, or a new one.
     backward_users: Arc<()>,
 }
 
 impl Start {
-    /// A group that is not part of another.
+    /// A group that was not split from another.
     fn new(info: RankInfo, options: GroupOptions) -> Self {
         Self { name: "0".into(), info, options, backward_users: Arc::default() }
     }

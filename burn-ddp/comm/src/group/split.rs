@@ -1,4 +1,4 @@
-//! Groups inside a group.
+//! Subgroups: groups whose ranks belong to a larger group.
 
 use std::sync::atomic::Ordering;
 
@@ -9,17 +9,21 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 
 impl Group {
-    /// Divides the group: ranks that give the same `color` form a new group, ordered by `key`, then by rank. All ranks
-    /// must call it; one that gives no color gets no group. The groups work independently, and the failure of one does
-    /// not end another.
+    /// Divides the ranks of this group into subgroups. Ranks that give the same `color` form one subgroup; its ranks are
+    /// numbered in ascending order of `key`, and those of equal keys in the order of this group. A rank that gives no
+    /// color gets `None`. All ranks of this group must call it.
+    ///
+    /// This group stays usable. Each subgroup has connections, a communication thread and a control thread of its own,
+    /// and the failure of one group does not end another.
     ///
     /// # Errors
-    /// The first error of this group; `PeerFailed` naming the first rank that could not connect its part.
+    /// The first error of this group. If a rank cannot connect to its subgroup, it returns the reason, the others return
+    /// `PeerFailed` with the first such rank, and this group ends.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         Ok(self.split_with(color, key, host_engine)?.map(|(group, _)| group))
     }
 
-    /// [`Group::split`] with an engine of `make`'s for the new group; see [`Group::with_engine`].
+    /// [`Group::split`] with an engine that `make` provides for the subgroup; see [`Group::with_engine`].
     ///
     /// # Errors
     /// Those of [`Group::split`] and of `make`.
@@ -38,7 +42,7 @@ impl Group {
             }
         }
         let part = color.map(|color| self.connect_part(color, members, number, make)).transpose();
-        // Rank 0 serves the store through which the parts meet: no rank leaves before all parts are connected.
+        // Rank 0 serves the store through which subgroups connect, so no rank leaves before all are connected.
         let connected = self.all_gather_bytes(vec![u8::from(part.is_ok())])?;
         let part = part.inspect_err(|error| self.fail(error))?;
         match connected.iter().position(|connected| connected != &[1]).map(Rank) {
@@ -49,7 +53,7 @@ impl Group {
         }
     }
 
-    /// The group of `members`, given as key and rank in this group.
+    /// Connects this rank to the subgroup of `members`, each given by its key and its rank in this group.
     fn connect_part<T>(
         &self,
         color: u32,
