@@ -122,7 +122,7 @@ impl<B: Backend, A: DeviceAccess<B>> NcclCommunicator<B, A> {
     }
 }
 
-/// The part `place` of `whole`; `whole` itself if that is all of it.
+/// The elements `place` of `whole`; `whole` itself if these are all of it.
 fn cut<B: Backend, K: GroupKind<B>>(whole: Tensor<B, 1, K>, place: Range<usize>) -> Tensor<B, 1, K> {
     if place == (0..whole.dims()[0]) { whole } else { whole.slice([place]) }
 }

@@ -37,7 +37,7 @@ pub(crate) fn check_bucket_bytes(bytes: usize, memory: Option<u64>) -> Result<()
     }
 }
 
-/// The part that a parameter plays in training.
+/// The role of a parameter in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ParamRole {
     /// Float, trained: has a gradient.
@@ -59,7 +59,7 @@ pub(crate) struct ParamSpec {
     pub(crate) shape: Vec<usize>,
     /// Element type.
     pub(crate) dtype: DType,
-    /// Its part in training.
+    /// Its role in training.
     pub(crate) role: ParamRole,
 }
 

@@ -121,7 +121,7 @@ fn split() -> Result<String> {
     Ok(String::new())
 }
 
-/// Rank 0 leaves as soon as it may while the others still work in their part.
+/// Rank 0 leaves as soon as it may while the others still work in their subgroup.
 fn split_and_leave() -> Result<String> {
     let group = group()?;
     let part = group.split((group.rank().0 > 0).then_some(0), 0)?;

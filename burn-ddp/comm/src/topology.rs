@@ -45,7 +45,7 @@ pub struct ShmOptions {
     pub compute: ComputeHint,
 }
 
-/// The ranks of a group by host, and this rank's part of its host's shared memory.
+/// The ranks of a group by host, and the memory that this rank shares with the others of its host.
 pub struct Topology {
     /// Ranks that share memory, in ascending order; hosts in the order of their first ranks.
     pub(crate) hosts: Vec<Vec<Rank>>,

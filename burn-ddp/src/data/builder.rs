@@ -13,7 +13,7 @@ use super::order::{Share, Tail};
 use super::shards::{ShardState, Shards};
 use crate::process_group::ProcessGroup;
 
-/// Builds data loaders that give each rank its part of every global batch.
+/// Builds data loaders that give each rank its share of every global batch.
 ///
 /// The methods are those of Burn's `DataLoaderBuilder`, with these differences:
 ///

@@ -14,11 +14,11 @@ use derive_new::new;
 use super::shards::{Marker, ShardState, Shards};
 use crate::process_group::ProcessGroup;
 
-/// Gives each rank a contiguous part of a loader that does **not** shuffle: rank `r` of `W` has the items
-/// `r*n/W..(r+1)*n/W` of `n`, by [`DataLoader::slice`]. Parts are disjoint, complete, and differ in length by at
-/// most one. Each rank's batches have the loader's batch size.
+/// Gives each rank a contiguous share of a loader that does **not** shuffle: rank `r` of `W` has the items
+/// `r*n/W..(r+1)*n/W` of `n`, by [`DataLoader::slice`]. Shares are disjoint and complete, and differ in length by
+/// at most one. Each rank's batches have the loader's batch size.
 ///
-/// A loader that shuffles does so within each part, and never mixes the parts.
+/// A loader that shuffles does so within each share, and never mixes the shares.
 ///
 /// The loader makes its batches on the device it was built for (`set_device(group.device().clone())`) until
 /// `to_device` moves it. A loader that is already sharded for this group is returned as it is.

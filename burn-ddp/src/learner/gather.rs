@@ -5,7 +5,7 @@
 //! rank 0:  messages of all ranks -> RankOutput of each -> GlobalParts -> DdpOutput::join -> one output
 //! ```
 //!
-//! A rank without items sends an empty message. A rank whose tensors exceed its part of the byte limit sends the
+//! A rank without items sends an empty message. A rank whose tensors exceed its share of the byte limit sends the
 //! announcement only: then the loss is global and the tensors are missing, which is an error if a metric needs them.
 
 use burn::tensor::backend::Backend;

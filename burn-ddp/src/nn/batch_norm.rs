@@ -26,7 +26,7 @@
 //!
 //! Let rank r have `n_r` of the `N` items, `L_r` be the mean loss of its items, and `s` the gathered statistics. The
 //! loss of the global batch is `L = Σ_r (n_r / N) L_r`. Parameters act on it through each rank's own activations and
-//! through `s`, which rank q influences by its own part `s_q`:
+//! through `s`, which rank q influences by its own statistics `s_q`:
 //!
 //! ```text
 //! dL/dθ = Σ_q (n_q / N) [ ∂L_q/∂x_q · dx_q/dθ ]  +  Σ_q [ Σ_r (n_r / N) ∂L_r/∂s_q ] · ds_q/dθ
@@ -39,7 +39,7 @@
 //! ```
 //!
 //! The backward pass does this: each rank multiplies the gradient of `s` by its `n_r`, the ranks sum, and each divides
-//! its part by its own `n_q`. With equal shares the factors cancel and a plain sum remains; with unequal shares a plain
+//! the gradient of its `s_q` by its own `n_q`. With equal shares the factors cancel and a plain sum remains; with unequal shares a plain
 //! sum, which PyTorch takes, is wrong. Only ratios between the ranks of one micro-step enter, so the same holds for
 //! each micro-step of an accumulation window, with or without weights. A rank without items (`n_q = 0`) sends and gets
 //! zeros.

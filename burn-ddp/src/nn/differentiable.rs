@@ -117,7 +117,7 @@ impl<G: Backend> GraphCollective<G> {
         result.inspect_err(|error| self.group.fail(error)).ok()
     }
 
-    /// Range of this rank's part in the gathered tensor.
+    /// Range of this rank's tensor in the gathered tensor.
     fn own(&self, length: usize) -> std::ops::Range<usize> {
         let start = length * self.group.rank().0;
         start..start + length

@@ -148,7 +148,7 @@ impl SyncGroup {
         self.communicate(tensor.reshape([-1]), CollectiveKind::Sum, 1.0, false).0.reshape(shape)
     }
 
-    /// Returns the tensors of all ranks, one after the other, and true; after an error the other ranks' parts are
+    /// Returns the tensors of all ranks, one after the other, and true. After an error the other ranks' tensors are
     /// zeros, and the flag is false. `items` is the weight of this rank's loss.
     pub(super) fn gather<B: Backend>(&self, tensor: Tensor<B, 1>, items: usize) -> (Tensor<B, 1>, bool) {
         let weight = if self.equal_weights { 1.0 } else { items as f64 };

@@ -122,7 +122,7 @@ pub(crate) struct ReducerOptions {
     pub(crate) overlap: bool,
 }
 
-/// One rank's part in the reduction of gradients.
+/// One rank's side of the reduction of gradients.
 pub(crate) struct Reducer<B: Backend> {
     group: ProcessGroup<B>,
     options: ReducerOptions,

@@ -52,7 +52,7 @@ impl Collectives {
     }
 }
 
-/// Phase 0: the root sends each rank its part of `data`; all others exchange headers only.
+/// Phase 0: the root sends each rank its chunk of `data`; all others exchange headers only.
 fn from_root(
     exchange: &mut Exchange<'_>,
     root: Rank,

@@ -9,10 +9,10 @@ use crate::rank::Rank;
 /// Gbit/s and 3 ms at 10.
 const BLOCK_BYTES: usize = 4 << 20;
 
-/// The `index`-th of `parts` nearly equal, contiguous parts of `count` elements.
+/// The range of the `index`-th of `parts` chunks: nearly equal, contiguous ranges of `count` elements.
 ///
-/// The first `count % parts` parts are one element longer, so every element has an owner for any count: with
-/// fewer elements than parts the last parts are empty.
+/// The first `count % parts` chunks are one element longer, so every element has an owner for any count. With fewer
+/// elements than chunks the last chunks are empty.
 ///
 /// ```
 /// # use burn_ddp_comm::collective::chunk;

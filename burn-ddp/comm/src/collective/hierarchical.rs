@@ -1,13 +1,13 @@
 //! `all_reduce` of a group over several hosts: shared memory inside of a host, a wire between hosts.
 //!
 //! The first ranks of each host, as many as the smallest host has, are its *lanes*: lane l of a host answers for the
-//! l-th part of the data, and exchanges frames with the lanes l of the other hosts only.
+//! l-th chunk of the data, and exchanges frames with the lanes l of the other hosts only.
 //!
 //! ```text
 //!             host 0: ranks 0 1                                          host 1: ranks 2 3
-//! collect     shared memory: rank 0 gets part 0 of both, rank 1 part 1   the same with ranks 2 and 3
-//! exchange    lanes 0 (ranks 0 and 2): partial results of part 0 ◀─ wire ─▶, completed, results ◀─ wire ─▶
-//!             lanes 1 (ranks 1 and 3): the same for part 1
+//! collect     shared memory: rank 0 gets chunk 0 of both, rank 1 chunk 1 the same with ranks 2 and 3
+//! exchange    lanes 0 (ranks 0 and 2): partial results of chunk 0 ◀─ wire ─▶, completed, results ◀─ wire ─▶
+//!             lanes 1 (ranks 1 and 3): the same for chunk 1
 //! distribute  shared memory: every rank gets the results of both lanes
 //! ```
 //!
@@ -142,21 +142,21 @@ impl Block<'_> {
         }
     }
 
-    /// Number of steps in which the parts go through shared memory, and the distance of two lanes' data in a slot.
+    /// Number of steps in which the chunks go through shared memory, and the distance of two lanes' data in a slot.
     fn steps(&self, shared: &ShmExchange<'_>) -> (usize, usize) {
         let stride = stride(shared.data_bytes(), self.lanes.count);
         let longest = (self.part)(0).len() * self.dtype.size();
         (longest.div_ceil(stride / self.dtype.size() * self.dtype.size()).max(1), stride)
     }
 
-    /// Bytes of `lane`'s part in a step, counted from the beginning of the data.
+    /// Bytes of `lane`'s chunk in a step, counted from the beginning of the data.
     fn range(&self, lane: usize, steps: usize, step: usize) -> Range<usize> {
         let (part, size) = ((self.part)(lane), self.dtype.size());
         let now = chunk(part.len(), steps, step);
         (part.start + now.start) * size..(part.start + now.end) * size
     }
 
-    /// Leaves in `partials`, node after node, the partial results of this host for this rank's part of `count`
+    /// Leaves in `partials`, node after node, the partial results of this host for this rank's chunk, `count`
     /// elements.
     fn collect(
         &self,
@@ -214,7 +214,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Exchanges partial results, and then results, with the same lane of all other hosts, for this lane's part of
+    /// Exchanges partial results, and then results, with the same lane of all other hosts, for this lane's chunk of
     /// `count` elements.
     fn exchange(
         &self,
