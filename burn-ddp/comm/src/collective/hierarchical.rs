@@ -156,7 +156,7 @@ impl Block<'_> {
         (part.start + now.start) * size..(part.start + now.end) * size
     }
 
-    /// Leaves in `partials`, node after node, the partial results of this host for this rank's chunk, `count`
+    /// Leaves in `partials`, node after node, the partial results of this host for this rank's chunk of `count`
     /// elements.
     fn collect(
         &self,
