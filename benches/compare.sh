@@ -4,17 +4,17 @@
 #   benches/compare.sh                                   # everything, 5 rounds of each block
 #   benches/compare.sh --only all_reduce --rounds 2      # a few minutes
 #
-# Ours and the peers take turns, and the bound (peers/limit.c) runs before and after each turn. Shared machines have fast
-# and slow modes several times apart: a round in which the two bounds differ by more than 1.3 (--differ; geometric mean of
-# the factors over the sizes) is dropped and run again, until enough are kept or 15 (--tries) were run.
+# Ours and the peers take turns, and the bound (peers/limit.c) runs before and after each turn. Shared machines have
+# fast and slow modes several times apart: a round in which the two bounds differ by more than 1.3 (--differ; geometric
+# mean of the factors over the sizes) is dropped and run again, until enough are kept or 15 (--tries) were run.
 #
 # Memory that was freed stays with the process, in ours and the peers: page faults would be most of the noise.
 #
 # Processes are not bound to cores, as torchrun and burnrun do not bind them, and mpirun is told not to; --pin binds
 # rank r of every system to core r. The bound is always pinned. Threads of a process: one.
 #
-# The peers are installed into target/peers (PyPI; about 5 GB, since torch for x86-64 loads CUDA's libraries). What cannot
-# be had leaves its column empty.
+# The peers are installed into target/peers (PyPI; about 5 GB, since torch for x86-64 loads CUDA's libraries). What
+# cannot be had leaves its column empty.
 #
 # Writes target/compare.csv and target/compare.svg, and prints tables.
 set -euo pipefail

@@ -6,7 +6,8 @@
 #   sudo benches/netns.sh [--hosts 2] [--rate 1gbit] [--only all_reduce,overlap] [--bytes 64MiB] [-- ARGS OF overlap]
 #
 # In an all_reduce each link is busy in both directions at once, so iperf3 does the same (--bidir, one stream each way,
-# between the first two hosts), and the bus bandwidth is compared with the mean of what it received in the two directions.
+# between the first two hosts), and the bus bandwidth is compared with the mean of what it received in the two
+# directions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -158,7 +158,8 @@ impl Pairs {
         let fastest =
             |times: &mut dyn Iterator<Item = Duration>| times.min().unwrap_or_default().as_secs_f64();
         println!(
-            "ddp<flex> / flex over {} pairs: median {:.4} (quartiles {:.4} to {:.4}), fastest step against fastest {:.4}",
+            "ddp<flex> / flex over {} pairs: median {:.4} (quartiles {:.4} to {:.4}), fastest step against fastest \
+             {:.4}",
             ratios.len(),
             at(0.5),
             at(0.25),

@@ -182,7 +182,8 @@ impl Args {
         let limit = 2.0 * BUCKET_BYTES as f64 + 0.05 * bytes as f64;
         let [alone, peak, limit] = [alone as f64, peak as f64, limit].map(|bytes| bytes / 1e6);
         say(format_args!(
-            "peak of memory {peak:.1} MB, alone {alone:.1} MB, rise {:.1} MB; two buckets and 5 % of the parameters are {limit:.1} MB",
+            "peak of memory {peak:.1} MB, alone {alone:.1} MB, rise {:.1} MB; two buckets and 5 % of the parameters \
+             are {limit:.1} MB",
             peak - alone
         ))
     }

@@ -22,7 +22,8 @@ def arguments(description):
     parser = argparse.ArgumentParser(description=description)
     sizes = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB"
     parser.add_argument("--bytes", default=sizes, help="sizes on one rank (%(default)s)")
-    parser.add_argument("--iterations", type=int, help="of each size; else from 10 for large ones to 400 for small ones")
+    counts = "of each size; else from 10 for large ones to 400 for small ones"
+    parser.add_argument("--iterations", type=int, help=counts)
     pin(parser)
     return parser
 

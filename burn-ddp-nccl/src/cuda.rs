@@ -149,7 +149,8 @@ fn missing_compiler() -> Vec<String> {
     // SAFETY: only tries to load the library, whose initializers are NVIDIA's.
     if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
         missing.push(
-            "no CUDA compiler: libnvrtc.so cannot be loaded; install the CUDA toolkit, or have its folder in LD_LIBRARY_PATH"
+            "no CUDA compiler: libnvrtc.so cannot be loaded; install the CUDA toolkit, or have its folder in \
+             LD_LIBRARY_PATH"
                 .into(),
         );
     }

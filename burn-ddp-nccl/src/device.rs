@@ -39,8 +39,8 @@ pub(crate) fn devices() -> Result<Vec<DeviceInfo>> {
     // SAFETY: only tries to load the library, whose initializers are the driver's own.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::config(
-            "no CUDA driver: libcuda.so.1 cannot be loaded; install NVIDIA's driver (in a container: run it with the GPU \
-             passed in), or train on a CPU backend",
+            "no CUDA driver: libcuda.so.1 cannot be loaded; install NVIDIA's driver (in a container: run it with the \
+             GPU passed in), or train on a CPU backend",
         ));
     }
     match result::init() {
@@ -99,7 +99,8 @@ pub(crate) fn ordinal_of(
     let ranks = local_world_size.max(local_rank + 1);
     if ranks > visible {
         return Err(Error::config(format!(
-            "{ranks} ranks on this host are more than its {visible} visible devices ({ranks} > {visible}): start fewer, widen CUDA_VISIBLE_DEVICES, or set BURN_DDP_COMM=host to share them"
+            "{ranks} ranks on this host are more than its {visible} visible devices ({ranks} > {visible}): start \
+             fewer, widen CUDA_VISIBLE_DEVICES, or set BURN_DDP_COMM=host to share them"
         )));
     }
     Ok(local_rank)

@@ -11,7 +11,9 @@
 //! # use burn::nn::{Linear, LinearConfig};
 //! # use burn::tensor::{Tensor, backend::AutodiffBackend};
 //! # type Device<B> = <B as burn::tensor::backend::BackendTypes>::Device;
-//! # fn batch<B: AutodiffBackend>(rank: usize, _: usize) -> Tensor<B, 2> { Tensor::ones([1, 2], &Default::default()) * rank as f64 }
+//! # fn batch<B: AutodiffBackend>(rank: usize, _: usize) -> Tensor<B, 2> {
+//! #     Tensor::ones([1, 2], &Default::default()) * rank as f64
+//! # }
 //! # fn train<B: AutodiffBackend>(device: Device<B>) -> burn_ddp::Result<()> {
 //! // `B` is `Autodiff<Ddp<Flex>>` where it was `Autodiff<Flex>`.
 //! # let model = LinearConfig::new(2, 1).init::<B>(&device);
@@ -50,8 +52,8 @@
 //! Three rules hold everywhere. A world of one is the plain case: no environment, no socket, the bits of the plain
 //! loop. Nothing waits for ever: each wait for a peer has a deadline, and a dead, stopped or disagreeing rank is an
 //! error that names it. And global state exists only where it cannot be avoided: the registry for Burn's hook into the
-//! backward pass (`replica::registry`), a counter of store clients in `burn-ddp-comm`, and in [`learner`] the panic hook
-//! and the signal handlers.
+//! backward pass (`replica::registry`), a counter of store clients in `burn-ddp-comm`, and in [`learner`] the panic
+//! hook and the signal handlers.
 //!
 //! # Features
 //!

@@ -120,8 +120,8 @@ impl<G: Backend> DdpStrategy<G> {
     }
 
     /// Sets the largest number of bytes of outputs that are gathered in one micro-step, over all ranks; default 64 MiB.
-    /// Each rank may send an equal share of it. Above the limit only the loss is global, and a metric that needs more of
-    /// the output is an error that names it.
+    /// Each rank may send an equal share of it. Above the limit only the loss is global, and a metric that needs more
+    /// of the output is an error that names it.
     pub fn with_output_limit(self, bytes: usize) -> Self {
         self.with(|options| options.output_limit = bytes)
     }

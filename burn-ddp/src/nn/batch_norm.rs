@@ -39,10 +39,10 @@
 //! ```
 //!
 //! The backward pass does this: each rank multiplies the gradient of `s` by its `n_r`, the ranks sum, and each divides
-//! the gradient of its `s_q` by its own `n_q`. With equal shares the factors cancel and a plain sum remains; with unequal shares a plain
-//! sum, which PyTorch takes, is wrong. Only ratios between the ranks of one micro-step enter, so the same holds for
-//! each micro-step of an accumulation window, with or without weights. A rank without items (`n_q = 0`) sends and gets
-//! zeros.
+//! the gradient of its `s_q` by its own `n_q`. With equal shares the factors cancel and a plain sum remains; with
+//! unequal shares a plain sum, which PyTorch takes, is wrong. Only ratios between the ranks of one micro-step enter, so
+//! the same holds for each micro-step of an accumulation window, with or without weights. A rank without items
+//! (`n_q = 0`) sends and gets zeros.
 //!
 //! `n_r` is the first dimension of the layer's input. **This assumes that the loss is a mean over items, weighed by
 //! items** ([`MicroStep::with_weight`](crate::MicroStep::with_weight), as the learner does, or equal shares), and that

@@ -24,8 +24,8 @@ pub(crate) use burn_ddp_comm::group::BackwardLease;
 pub use burn_ddp_comm::group::{GroupStats, OpStats, Work};
 pub use kind::GroupKind;
 
-/// Ranks that communicate with each other. Clones are handles to the same group. When the last one is dropped, this rank
-/// says goodbye to its peers.
+/// Ranks that communicate with each other. Clones are handles to the same group. When the last one is dropped, this
+/// rank says goodbye to its peers.
 ///
 /// `B` is the backend of the tensors that are sent: for a training loop on `Autodiff<Ddp<Flex>>` that is
 /// `Ddp<Flex>`, the backend of its gradients.
@@ -65,8 +65,8 @@ impl<B: Backend> ProcessGroup<B> {
     pub fn new(info: RankInfo, options: GroupOptions, device: &B::Device) -> Result<Self> {
         if options.communicator == CommunicatorKind::Nccl {
             return Err(Error::config(format!(
-                "BURN_DDP_COMM=nccl: this group of backend {} has no NCCL; make it with burn_ddp_nccl::process_group, or \
-                 set BURN_DDP_COMM=host",
+                "BURN_DDP_COMM=nccl: this group of backend {} has no NCCL; make it with burn_ddp_nccl::process_group, \
+                 or set BURN_DDP_COMM=host",
                 B::name(device)
             )));
         }
@@ -130,14 +130,14 @@ impl<B: Backend> ProcessGroup<B> {
         Ok(Self::of((group, communicator), None, device))
     }
 
-    /// Divides the ranks of this group into subgroups. Ranks that give the same `color` form one subgroup; its ranks are
-    /// numbered in ascending order of `key`, and those of equal keys in the order of this group. A rank that gives no
-    /// color gets `None`. All ranks of this group must call it. This group stays usable, and the failure of one group
-    /// does not end another.
+    /// Divides the ranks of this group into subgroups. Ranks that give the same `color` form one subgroup; its ranks
+    /// are numbered in ascending order of `key`, and those of equal keys in the order of this group. A rank that gives
+    /// no color gets `None`. All ranks of this group must call it. This group stays usable, and the failure of one
+    /// group does not end another.
     ///
     /// # Errors
-    /// The first error of this group. If a rank cannot connect to its subgroup, it returns the reason, the others return
-    /// `PeerFailed` with the first such rank, and this group ends.
+    /// The first error of this group. If a rank cannot connect to its subgroup, it returns the reason, the others
+    /// return `PeerFailed` with the first such rank, and this group ends.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         let Inner { group, factory, device, .. } = &*self.0;
         let part = group.split_with(color, key, |setup, host| open(factory, device, setup, host))?;

@@ -14,8 +14,8 @@ use crate::process_group::{BackwardLease, ProcessGroup};
 pub(crate) const OVERLAP_ADVICE: &str = "turn overlap off by `ReplicaOptions::with_overlap(false)` (with a Learner by \
      `DdpStrategy::with_replica(ReplicaOptions::new().with_overlap(false))`)";
 
-/// State of the window under way. [`has_taken`](Self::has_taken) and `sent` read it; each other method is called for one
-/// event. `window_continues` and `replica_dropped` change nothing: they return the error that the event is in the
+/// State of the window under way. [`has_taken`](Self::has_taken) and `sent` read it; each other method is called for
+/// one event. `window_continues` and `replica_dropped` change nothing: they return the error that the event is in the
 /// present state.
 pub(super) enum WindowState<B: Backend> {
     /// Micro-steps are added. Gradients stay in Burn's container.

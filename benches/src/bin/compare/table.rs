@@ -18,7 +18,10 @@ pub(crate) fn all(rounds: &Rounds) -> String {
 }
 
 fn one(rounds: &Rounds, statistic: Statistic) -> String {
-    let mut text = "| bench | dtype | bytes | world | ours | Gloo | Open MPI | PyTorch DDP | bound | ours / bound | MPI / ours | Gloo / ours | ours / PyTorch |\n".to_string();
+    let mut text =
+        "| bench | dtype | bytes | world | ours | Gloo | Open MPI | PyTorch DDP | bound | ours / bound | \
+                     MPI / ours | Gloo / ours | ours / PyTorch |\n"
+            .to_string();
     text += "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
     for key in &rounds.keys() {
         let time = |system| rounds.time(key, system, statistic);

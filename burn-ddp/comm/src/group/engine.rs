@@ -1,9 +1,9 @@
 //! The extension point for NCCL and MPI: an engine moves memory between ranks.
 //!
 //! An engine is made by a [`MakeEngine`], called and dropped on the group's communication thread, so it need not be
-//! `Send`. [`HostEngine`](super::HostEngine) is the engine over this package's own collectives. The caller's thread uses
-//! it during start-up. Then it moves to the communication thread, either as the group's engine or inside another engine,
-//! which passes it the operations on memory of the host.
+//! `Send`. [`HostEngine`](super::HostEngine) is the engine over this package's own collectives. The caller's thread
+//! uses it during start-up. Then it moves to the communication thread, either as the group's engine or inside another
+//! engine, which passes it the operations on memory of the host.
 
 use super::memory::Staged;
 use crate::deadline::Deadline;
@@ -40,6 +40,7 @@ pub struct Setup {
     pub options: GroupOptions,
     /// Moment by which all ranks must have finished their start-up.
     pub deadline: Deadline,
-    /// State of the peers, and the cause for which the group has ended, if it has. Every wait of an engine must watch it.
+    /// State of the peers, and the cause for which the group has ended, if it has. Every wait of an engine must watch
+    /// it.
     pub liveness: Liveness,
 }

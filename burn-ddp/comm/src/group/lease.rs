@@ -90,8 +90,8 @@ impl LeaseState {
             ErrorKind::Mismatch,
             format!(
                 "{operation} was called after gradients of a replica had been taken in its backward pass and before \
-                 its `Replica::reduce`: reduce the replica whose backward pass came first before anything else, or turn \
-                 overlap off by `ReplicaOptions::with_overlap(false)`"
+                 its `Replica::reduce`: reduce the replica whose backward pass came first before anything else, or \
+                 turn overlap off by `ReplicaOptions::with_overlap(false)`"
             ),
         ))
     }

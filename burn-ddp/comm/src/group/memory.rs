@@ -1,8 +1,8 @@
 //! The memory that a group hands to its engine and gets back.
 //!
 //! A binding (burn-ddp, for one) takes the memory out of its tensors, hands it to the communication thread as
-//! [`Staged`], and makes tensors of what comes back. An engine changes memory in place where it can. [`HostMemory`] is a
-//! trait so that a binding's own buffers are reduced where they are, without a copy; it is implemented for `Vec`s of
+//! [`Staged`], and makes tensors of what comes back. An engine changes memory in place where it can. [`HostMemory`] is
+//! a trait so that a binding's own buffers are reduced where they are, without a copy; it is implemented for `Vec`s of
 //! plain numbers.
 
 use std::any::Any;

@@ -140,8 +140,8 @@ impl Group {
     ///
     /// When all ranks are connected, each rank calls `make` on the calling thread, as the last step of start-up. `make`
     /// gets a description of the group and a [`HostEngine`], by which ranks can exchange what their engines need
-    /// ([`HostEngine::exchange`]). It returns two values: a [`MakeEngine`], which the communication thread calls to make
-    /// the engine, and a value of any type, which `with_engine` returns beside the group. The engine may keep the
+    /// ([`HostEngine::exchange`]). It returns two values: a [`MakeEngine`], which the communication thread calls to
+    /// make the engine, and a value of any type, which `with_engine` returns beside the group. The engine may keep the
     /// [`HostEngine`] for operations on memory of the host.
     ///
     /// A world of one that is not connected ([`GroupOptions::connect_alone`]) has no engine: `make` is not called, and
@@ -296,9 +296,9 @@ impl Group {
         self.0.counters.count_in_backward();
     }
 
-    /// Marks the group as broken because of `error`: some gradient buckets of an optimizer step were sent, and the others
-    /// never will be. The group does not end at once, because this rank may be leaving with an error of its own. It ends
-    /// with `error` at its next collective, in [`Group::finish`], or when its last handle is dropped.
+    /// Marks the group as broken because of `error`: some gradient buckets of an optimizer step were sent, and the
+    /// others never will be. The group does not end at once, because this rank may be leaving with an error of its own.
+    /// It ends with `error` at its next collective, in [`Group::finish`], or when its last handle is dropped.
     pub fn mark_broken(&self, error: Error) {
         self.0.lease.mark_broken(error);
     }

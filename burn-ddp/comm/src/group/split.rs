@@ -9,16 +9,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 
 impl Group {
-    /// Divides the ranks of this group into subgroups. Ranks that give the same `color` form one subgroup; its ranks are
-    /// numbered in ascending order of `key`, and those of equal keys in the order of this group. A rank that gives no
-    /// color gets `None`. All ranks of this group must call it.
+    /// Divides the ranks of this group into subgroups. Ranks that give the same `color` form one subgroup; its ranks
+    /// are numbered in ascending order of `key`, and those of equal keys in the order of this group. A rank that gives
+    /// no color gets `None`. All ranks of this group must call it.
     ///
     /// This group stays usable. Each subgroup has connections, a communication thread and a control thread of its own,
     /// and the failure of one group does not end another.
     ///
     /// # Errors
-    /// The first error of this group. If a rank cannot connect to its subgroup, it returns the reason, the others return
-    /// `PeerFailed` with the first such rank, and this group ends.
+    /// The first error of this group. If a rank cannot connect to its subgroup, it returns the reason, the others
+    /// return `PeerFailed` with the first such rank, and this group ends.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         Ok(self.split_with(color, key, host_engine)?.map(|(group, _)| group))
     }

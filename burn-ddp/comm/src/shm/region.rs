@@ -41,15 +41,16 @@ const SLOTS: usize = 4;
 pub(crate) struct RegionLayout {
     /// Ranks in ascending order.
     pub members: Vec<Rank>,
-    /// Number of cores on which at least one of them may run, capped by the smallest CPU quota (of a cgroup) among them.
+    /// Number of cores on which at least one of them may run, capped by the smallest CPU quota (of a cgroup) among
+    /// them.
     pub cores: usize,
 }
 
 impl RegionLayout {
-    /// Bytes of one slot: at most 260 KiB, so that what is written is still in the second-level cache of its writer when
-    /// the others read it. From 9 members on slots are smaller, which keeps the region below 10 MiB for up to 64 members.
-    /// From about 128 members on the minimum for each member counts, and the region grows with the square of their
-    /// number.
+    /// Bytes of one slot: at most 260 KiB, so that what is written is still in the second-level cache of its writer
+    /// when the others read it. From 9 members on slots are smaller, which keeps the region below 10 MiB for up to 64
+    /// members. From about 128 members on the minimum for each member counts, and the region grows with the square of
+    /// their number.
     fn slot_bytes(&self) -> usize {
         const MOST: usize = 256 << 10;
         let share = (8 << 20) / (SLOTS * self.members.len().max(1));

@@ -108,7 +108,8 @@ fn say_setup<B: Backend>(
 ) -> Result<()> {
     let device = group.device();
     say(format_args!(
-        "{} on {device:?} | {} parameters, {training} training and {test} test items | {} items a micro-step on {} process(es) x {} micro-step(s) | {}",
+        "{} on {device:?} | {} parameters, {training} training and {test} test items | {} items a micro-step on {} \
+         process(es) x {} micro-step(s) | {}",
         B::name(device),
         model.num_params(),
         args.batch_size,

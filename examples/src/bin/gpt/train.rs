@@ -145,7 +145,8 @@ fn say_setup<B: Backend>(
 ) -> Result<()> {
     let device = group.device();
     say(format_args!(
-        "{} on {device:?} | {} parameters, vocabulary of {}, {} training tokens | {} tokens a step = {} x {} x {} process(es) x {} micro-step(s)",
+        "{} on {device:?} | {} parameters, vocabulary of {}, {} training tokens | {} tokens a step = {} x {} x {} \
+         process(es) x {} micro-step(s)",
         B::name(device),
         model.num_params(),
         plan.text.vocab,
