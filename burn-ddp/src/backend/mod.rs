@@ -3,8 +3,7 @@
 //! Burn is extended by decorating a backend: `Autodiff<B>` adds gradients, `Fusion<B>` adds kernel fusion, and
 //! `Autodiff<Ddp<B>>` adds the place where gradients are exchanged with the other processes. User code does not notice
 //! a decorator, because modules, optimizers and loops are generic over the backend: only the type alias changes. `Ddp`
-//! stands
-//! *inside* `Autodiff`, where a gradient first exists as a plain tensor and nothing has read it yet.
+//! stands *inside* `Autodiff`, where a gradient first exists as a plain tensor and nothing has read it yet.
 //!
 //! The decorator has no state and no tensors of its own: its primitives are those of `B`, and every operation is `B`'s.
 //! Without a process group a program on `Ddp<B>` computes bit for bit what it computes on `B`. So a tensor passes

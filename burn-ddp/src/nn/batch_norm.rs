@@ -18,10 +18,6 @@
 //! that are detached from the graph: the derivative through them is zero, because `Σ (x - m) = 0`, and detaching leaves
 //! out its rounding error.
 //!
-//! The alternatives are worse. Sums of `x` and `x²` are one collective as well, but their difference loses all digits
-//! of the variance in f32 at mean 1000 and deviation 1. A second collective over squared deviations from the global
-//! mean is exact and costs another round trip in each direction.
-//!
 //! # Gradient with unequal shares
 //!
 //! Let rank r have `n_r` of the `N` items, `L_r` be the mean loss of its items, and `s` the gathered statistics. The

@@ -1,6 +1,7 @@
 //! [`SyncBatchNorm`] as a module: Burn's `BatchNorm` with a group that every copy of the module keeps.
 //!
-//! The implementation is written out because the derive would add an entry to the layer's record, and a level to the
+//! The module has the record and the parameter paths of a plain `BatchNorm`, so that their records are interchangeable.
+//! For that the traits are implemented by hand; `#[derive(Module)]` would add an entry to the record and a level to the
 //! path of every parameter.
 
 use std::fmt;

@@ -1,8 +1,8 @@
 //! A list of buffers seen as one run of bytes.
 //!
-//! A bucket is a list of gradients, each in memory of its own. Copying them into one flat buffer and back would
-//! cost more than reducing them, so the algorithms count bytes as if the buffers stood one behind the other, and
-//! reach the memory itself in pieces. Buffers hold whole elements, so a cut between elements stays one.
+//! A bucket is a list of gradients, each in memory of its own. The algorithms count bytes as if the buffers stood one
+//! behind the other, and reach the memory itself in pieces, so nothing is copied into a flat buffer. Buffers hold whole
+//! elements, so a cut between elements stays one.
 
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
 //! Memory that the ranks of one host share, and the steps in which they use it.
 //!
-//! This module is no [`Transport`](crate::transport::Transport): frames would cost what shared memory saves. A sum can
-//! be taken straight out of what peers have written, and a result that is written once can be read by all. So the
-//! interface is lower than that of a wire: a `SharedRegion` in which each member has slots of its own, and all
-//! members take the same steps. The collectives decide what the bytes are.
+//! The interface is a `SharedRegion`, in which each member has slots of its own and all members take the same steps. In
+//! each step a member writes to its slot, publishes it, waits for the others, and reads all slots. A sum can so be
+//! taken straight out of what peers have written, and all can read a result that is written once. The collectives
+//! decide what the bytes are. (docs/architecture.md says why this is not a [`Transport`](crate::transport::Transport).)
 //!
 //! ```text
 //!            step s                                        step s + 1

@@ -1,8 +1,8 @@
 //! The thread that serves the store on rank 0.
 //!
-//! One thread polls all connections, instead of a thread for each: it can be stopped and joined whatever its clients
-//! do, and a world of a thousand ranks costs it a thousand sockets and no stacks. Its sockets never block, so a client
-//! that stops reading or sends garbage delays no other client.
+//! One thread polls all connections. It can be stopped and joined whatever its clients do, and a world of a thousand
+//! ranks costs a thousand sockets and no further thread. Its sockets never block, so a client that stops reading or
+//! sends garbage delays no other client.
 
 use std::collections::BTreeMap;
 use std::io;
