@@ -7,7 +7,7 @@ use std::time::Duration;
 use burnrun::Args;
 use clap::Parser;
 
-/// How long the launcher waits for its last message to be read before it exits.
+/// Longest time for which the launcher waits, before it exits, until its last message is read.
 const STDERR_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn main() {

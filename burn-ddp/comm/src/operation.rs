@@ -47,7 +47,7 @@ impl Operation {
         }
     }
 
-    /// How data is reduced, if it is.
+    /// The reduction of an operation that has one.
     pub fn reduction(self) -> Option<ReduceOp> {
         match self {
             Self::AllReduce(op) | Self::ReduceGradients(op) | Self::ReduceScatter(op) => Some(op),

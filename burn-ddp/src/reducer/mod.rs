@@ -67,7 +67,7 @@ use state::WindowState;
 use totals::{Totals, check_weight, divide};
 use window::Window;
 
-/// How the gradients of all micro-steps and ranks are combined.
+/// Combination of the gradients of all micro-steps and ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GradientReduction {
     /// Their mean, weighted if the micro-steps have weights: the gradient of the mean loss of the global batch.

@@ -37,7 +37,7 @@ fn draw(text: &mut String, rounds: &Rounds) -> Result<(), Box<dyn std::error::Er
         .light_line_style(RGBColor(240, 240, 240))
         .draw()?;
     let keys = rounds.keys();
-    let of_two = |key: &&_| matches!(key, crate::Key { world: 2, bench, dtype, .. } if bench == "all_reduce" && dtype == "f32");
+    let of_two = |key: &&crate::Key| key.world == 2 && key.bench == "all_reduce" && key.dtype == "f32";
     for (system, name, color) in SYSTEMS {
         let point = |key: &crate::Key| {
             let time = rounds.time(key, system, Statistic::Minimum)?;

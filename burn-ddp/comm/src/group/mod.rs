@@ -90,7 +90,7 @@ struct Inner {
     connected: Option<Connected>,
 }
 
-/// What a group has once its ranks are connected. Fields are dropped in this order: the thread ends first, then the
+/// State of a group whose ranks are connected. Fields are dropped in this order: the thread ends first, then the
 /// control channel says goodbye, and the store, which others may still need until then, goes last.
 struct Connected {
     thread: Mutex<CommunicationThread>,

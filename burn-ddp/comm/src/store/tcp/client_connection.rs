@@ -27,8 +27,8 @@ pub(super) enum CallError {
 }
 
 impl CallError {
-    /// How well it explains that an attempt of duration `limit` has failed: another program at the port explains
-    /// everything, a short silence nothing. Of several errors the user is told one with the greatest weight.
+    /// Weight of the error as an explanation of an attempt that failed within `limit`: another program at the port
+    /// explains everything, a short silence nothing. The user is told an error with the greatest weight.
     pub(super) fn weight(&self, limit: Duration) -> u8 {
         match self {
             CallError::Foreign(_) => 3,
